@@ -1,0 +1,14 @@
+VENV ?= .venv
+PACKAGES = platform engine kernels adapters migrations
+NS = build/ns/loraplex
+
+.PHONY: ns check
+ns:
+	@mkdir -p $(NS) && for p in $(PACKAGES); do ln -sfn ../../../$$p $(NS)/$$p; done
+
+check: ns
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+	PYTHONPATH=build/ns $(VENV)/bin/lint-imports

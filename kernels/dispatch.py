@@ -1,0 +1,88 @@
+"""The interface that every backend fills, and the one place where a backend is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PreparedLinear(Protocol):
+    """A weight in the layout that its backend likes best; opaque to everybody else."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
+class Backend(Protocol):
+    """Functions on tensors; the same signatures in every backend.
+
+    T = tokens of the flat batch. Activations have the model's dtype unless said otherwise.
+    """
+
+    name: str
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
+        """Take `weight [out, in]` once, before serving; may repack it and drop the original."""
+        ...
+
+    def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
+        """`x [T, in]` -> `[T, out]`, bias included."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise the last dimension in float32, round once, multiply by `weight`."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return `(rms_norm(x + residual), x + residual)`."""
+        ...
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate halves of `q [T, heads, head_dim]`, `k [T, kv_heads, head_dim]` by `cos, sin [T, head_dim]`."""
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """`[T, 2 * intermediate]` -> `silu(gate) * up [T, intermediate]`."""
+        ...
+
+    def store_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        """Write `key, value [T, kv_heads, head_dim]` at `slot_mapping [T]`."""
+        ...
+
+    def paged_attention(
+        self, q: Tensor, cache: KVCache, meta: AttentionMeta, *, scale: float, sliding_window: int | None
+    ) -> Tensor:
+        """Causal attention of `q [T, heads, head_dim]` over the paged cache -> `[T, heads, head_dim]`.
+
+        Masked and unwritten values are never multiplied, so NaN in them changes nothing. A query at position p
+        sees keys in (p - sliding_window, p].
+        """
+        ...
+
+    def lora_apply(
+        self,
+        x: Tensor,
+        y: Tensor,
+        pools: LoRAPools,
+        *,
+        layer: int,
+        projections: Sequence[Projection],
+        meta: LoRAMeta | None,
+    ) -> None:
+        """Add to `y [T, sum of out_features]`, in place, the delta of `x [T, in]` for the fused `projections`.
+
+        `y[t, o] += sum over slots s of weight[s] * scaling[layer, projection, s] * sum_r B[s, r, o] * (A[s, r] . x[t])`
+
+        The delta is summed in float32 and added with one rounding; it is bitwise independent of what else is in
+        the batch. Rows without an adapter are not touched.
+        """
+        ...
