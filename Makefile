@@ -10,5 +10,5 @@ check: ns
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	PYTHONPATH=build/ns $(VENV)/bin/lint-imports

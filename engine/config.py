@@ -35,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_slots: int | None = None  # in each of the two spaces
     adapter_memory_bytes: int | None = None
     slot_rank: int = 8
+    lora_dtype: DType = "auto"  # of the resident A and B; auto = float32, so that no adapter loses a bit
     max_lora_rank: int = 256
     adapter_host_memory_bytes: int = 4 * GIB
     enforce_eager: bool = False
