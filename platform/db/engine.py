@@ -51,8 +51,8 @@ def create_engine(url: URL, *, is_migration: bool = False) -> AsyncEngine:
     without foreign keys, because rebuilding a table (drop and rename) would cascade into the tables that refer to it.
     """
     if url.get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_pre_ping=True, **({"poolclass": NullPool} if is_migration else {}))
-    Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return create_async_engine(url, pool_pre_ping=True, **_pool(is_migration))
+    _create_private(Path(url.database or ""))
     engine = create_async_engine(url, connect_args={"isolation_level": None}, **_pool(is_migration))
     pragmas = [f"busy_timeout={SQLITE_BUSY_TIMEOUT_MS}", f"foreign_keys={'OFF' if is_migration else 'ON'}"]
 
@@ -73,6 +73,12 @@ def create_engine(url: URL, *, is_migration: bool = False) -> AsyncEngine:
 
 def _pool(is_migration: bool) -> dict[str, Any]:
     return {"poolclass": NullPool} if is_migration else {}
+
+
+def _create_private(path: Path) -> None:
+    """Only our user may read hashes of keys and salts; SQLite gives its side files the same mode."""
+    path.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=True)
 
 
 def _with_asyncpg_ssl(url: URL) -> URL:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import Connection, text
 
@@ -31,6 +32,10 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         assert not broken, f"migration left rows without their parents: {broken[:5]}"
+
+
+def current_revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
 
 
 def alembic_config(connection: Connection) -> Config:

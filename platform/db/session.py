@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from loraplex.platform.db.engine import create_engine, normalize_url
-from loraplex.platform.db.migrate import migrate
+from loraplex.platform.db.migrate import current_revision, migrate
 from loraplex.platform.errors import StorageError
 from loraplex.platform.settings import redact_url
 
@@ -57,6 +57,11 @@ class Database:
                 await session.commit()
         finally:
             await engine.dispose()
+
+    async def revision(self) -> str | None:
+        """Of the schema as it is; None before the first upgrade."""
+        async with self.read_session() as session:
+            return await (await session.connection()).run_sync(current_revision)
 
     async def aclose(self) -> None:
         await self._engine.dispose()
