@@ -25,6 +25,7 @@ class ResolvedAdapter:
     version: int
     digest: str
     weight: float
+    version_id: str = ""  # the registry's own key, for references
 
     @property
     def label(self) -> str:

@@ -1,0 +1,187 @@
+"""Receives an upload while it streams in: multipart field `files`, or a raw zip. Never buffers, never spools.
+
+Every byte is counted before it is parsed, hashed while it is written, and gone if the upload is not accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from python_multipart.multipart import parse_options_header
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from loraplex.adapters.archive import ArchiveLimits, unpack_zip
+from loraplex.adapters.digest import hash_file
+from loraplex.adapters.errors import ClientError, InvalidRequestError
+from loraplex.adapters.folder import version_files
+from loraplex.platform.adapters.multipart import MultipartFiles
+from loraplex.platform.adapters.upload_space import UploadArea, too_large
+from loraplex.platform.errors import StorageError, UnsupportedMediaTypeError, http_status
+from loraplex.platform.http.refusal import refuse
+from loraplex.platform.storage.manifest import StoredFile
+
+MULTIPART = "multipart/form-data"
+ZIP = "application/zip"
+STALL_TIMEOUT_S = 60.0
+MAX_FILES = 256
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedUpload:
+    """Files on disk, none of them checked but by name; `files` are those that make a version."""
+
+    folder: Path
+    files: Mapping[str, StoredFile]
+
+
+class ReadUpload:
+    """A body that was read to its end."""
+
+    def __init__(self, sink: _Sink, area: UploadArea) -> None:
+        self._sink = sink
+        self._area = area
+
+    async def unpack(self) -> ReceivedUpload:
+        """The files of the body.
+
+        Raises AdapterRefusedError for names that must not be in an upload and for a hostile archive,
+        InvalidRequestError for a body that ends too early.
+        """
+        try:
+            received = await _uninterrupted(_on_disk, self._sink.finish)
+        finally:
+            self._sink.close()
+        names = version_files(self._area.files)
+        return ReceivedUpload(folder=self._area.files, files={name: received[name] for name in names})
+
+
+class Refusal(Response):
+    """Says no to an upload that was not read to its end, and gets rid of the rest."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(status_code=http_status(type(error)))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await refuse(scope, receive, send, self._error)
+
+
+class _Sink(Protocol):
+    def write(self, chunk: bytes) -> None: ...
+
+    def finish(self) -> Mapping[str, StoredFile]:
+        """Returns what is in the files' folder."""
+        ...
+
+    def close(self) -> None: ...
+
+
+async def read_upload(request: Request, area: UploadArea) -> ReadUpload:
+    """Read the body into `area`.
+
+    Raises:
+        UnsupportedMediaTypeError: neither multipart nor zip.
+        PayloadTooLargeError: at most one chunk after the cap.
+        InvalidRequestError: a malformed or stalled body, or fields that are not known.
+    """
+    _check_head(request, area)
+    sink = _open_sink(request.headers.get("content-type", ""), area)
+    try:
+        async for chunk in _chunks(request):
+            area.take(len(chunk))
+            await _uninterrupted(_on_disk, sink.write, chunk)
+    except BaseException:
+        sink.close()
+        raise
+    return ReadUpload(sink, area)
+
+
+def _check_head(request: Request, area: UploadArea) -> None:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise UnsupportedMediaTypeError("content-encoding is not supported; send the files as they are, or a zip")
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > area.max_bytes:
+        raise too_large(area.max_bytes)
+
+
+def _open_sink(content_type: str, area: UploadArea) -> _Sink:
+    kind, options = parse_options_header(content_type)
+    if kind.lower() == ZIP.encode():
+        return _ZipFile(area)
+    if kind.lower() != MULTIPART.encode():
+        raise UnsupportedMediaTypeError(
+            f"send the files as {MULTIPART} in the field `files`, or as one {ZIP}; nothing is fetched from elsewhere",
+            param="content-type",
+        )
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise InvalidRequestError(f"{MULTIPART} needs a boundary", param="content-type")
+    return MultipartFiles(boundary, area, max_files=MAX_FILES, unpack=unpack)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                chunk = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise InvalidRequestError(f"no data came for {STALL_TIMEOUT_S:g} seconds") from error
+        yield chunk
+
+
+class _ZipFile:
+    """A raw zip body."""
+
+    def __init__(self, area: UploadArea) -> None:
+        self._area = area
+        self._path = area.folder / "upload.zip"
+        self._file = self._path.open("xb")
+
+    def write(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+
+    def finish(self) -> Mapping[str, StoredFile]:
+        self._file.close()
+        return unpack(self._path, self._area)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def unpack(path: Path, area: UploadArea) -> Mapping[str, StoredFile]:
+    """The files of the zip at `path`, unpacked into the area and hashed; the zip itself is removed."""
+    unpack_zip(path, area.files, ArchiveLimits(max_file_bytes=area.max_bytes, max_total_bytes=area.max_bytes))
+    path.unlink()
+    return {
+        file.name: StoredFile(sha256=hash_file(file), size=file.stat().st_size) for file in sorted(area.files.iterdir())
+    }
+
+
+async def _uninterrupted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run in a thread, and leave only when it has ended, so that nothing is written after the clean-up."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _on_disk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return function(*args, **kwargs)
+    except OSError as error:
+        raise StorageError("the server has no room for the upload; tell the operator") from error
