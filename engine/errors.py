@@ -1,6 +1,7 @@
 """Leaves of the error tree (see `adapters.errors`) that the engine raises or reports.
 
-ClientError: ContextLengthError, ConfigurationError.  ServerError: EngineDeadError, NonFiniteLogitsError.
+ClientError: ContextLengthError, ConfigurationError.
+ServerError: EngineDeadError, NoFreeSlotsError, NonFiniteLogitsError.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ class EngineDeadError(ServerError):
     """The engine process ended; the request cannot be finished."""
 
     code = "engine_dead"
+
+
+class NoFreeSlotsError(ServerError):
+    """An adapter cannot be loaded now: every slot that it could take is leased, pinned or reserved."""
+
+    code = "no_free_slots"
 
 
 class NonFiniteLogitsError(ServerError):

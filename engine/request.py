@@ -60,6 +60,7 @@ class Request:
     deadline: float | None = None
     prefix_leader_id: str | None = None  # starts when that request has hashed its prompt's full blocks (n > 1)
 
+    arrival_index: int = 0  # order of acceptance, given by the scheduler
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     num_computed_tokens: int = 0  # tokens whose KV exists

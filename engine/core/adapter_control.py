@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loraplex.adapters.ref import AdapterRef
 from loraplex.adapters.residency import AdapterResidency
 
-
-class ResidentFacts(Protocol):
-    """One adapter version that has slots."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def num_attention_slots(self) -> int: ...
-
-    @property
-    def num_mlp_slots(self) -> int: ...
-
-    @property
-    def leases(self) -> int: ...
-
-    @property
-    def pinned(self) -> bool: ...
-
-    @property
-    def is_loading(self) -> bool: ...
+if TYPE_CHECKING:  # the manager moves tensors; the core does without torch
+    from loraplex.adapters.manager import AdapterStats, ResidentEntry
 
 
 class AdapterControl(AdapterResidency, Protocol):
     """Control calls and gauges. Called from the step thread only; never blocks."""
 
     def pin(self, ref: AdapterRef) -> None:
-        """Never a victim from now on. Raises NeverFitsError when the pins would leave no free slot in a space."""
+        """Load, and never a victim from now on. Raises NeverFitsError when the pins would leave no free slot."""
         ...
 
     def unpin(self, digest: str) -> None: ...
@@ -44,26 +25,9 @@ class AdapterControl(AdapterResidency, Protocol):
         """Forget slots and host copy. False, and nothing changed, while a lease or a reference is on the digest."""
         ...
 
-    def resident(self) -> Sequence[ResidentFacts]: ...
+    def resident(self) -> Sequence[ResidentEntry]: ...
 
     def check_integrity(self) -> list[str]: ...
 
     @property
-    def num_slots(self) -> int:
-        """Slots in each of the two spaces."""
-        ...
-
-    @property
-    def num_leases(self) -> int: ...
-
-    @property
-    def num_references(self) -> int: ...
-
-    @property
-    def num_pending_loads(self) -> int: ...
-
-    @property
-    def total_loads(self) -> int: ...
-
-    @property
-    def total_evictions(self) -> int: ...
+    def stats(self) -> AdapterStats: ...

@@ -61,14 +61,15 @@ class EngineCore:
         output = self.scheduler.schedule()
         results = self._runner.execute(output) if output.scheduled else RunnerOutput()
         outputs = self._take_refusals() + self.scheduler.update(output, results)
-        self._calls.start_loads()
+        self._calls.start_loads(may_take_slots=not self.scheduler.reserves_slots)
         self._num_steps += bool(output.scheduled)
         self._is_stalled = not output.scheduled
         return outputs
 
     @property
     def has_work(self) -> bool:
-        return bool(self._refusals or self.scheduler.has_work or self._calls.has_pending)
+        has_own = bool(self._refusals or self._replies)
+        return has_own or self.scheduler.has_work or self._calls.has_pending or self._adapters.has_pending_loads
 
     @property
     def is_stalled(self) -> bool:
@@ -114,48 +115,37 @@ class EngineCore:
         return replies
 
     def stats(self) -> EngineStats:
-        adapters = self._adapters
-        resident = tuple(
-            ResidentAdapter(
-                digest=facts.digest,
-                num_attention_slots=facts.num_attention_slots,
-                num_mlp_slots=facts.num_mlp_slots,
-                leases=facts.leases,
-                pinned=facts.pinned,
-                is_loading=facts.is_loading,
-            )
-            for facts in adapters.resident()
-        )
-        scheduler = self.scheduler
+        scheduler, kv_cache, totals = self.scheduler, self.scheduler.kv_cache, self.scheduler.totals
+        adapters = self._adapters.stats
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_waiting_for_adapter=scheduler.num_waiting_for_adapter,
-            num_blocks=scheduler.kv_cache.num_blocks,
-            num_blocks_used=scheduler.kv_cache.num_blocks_used,
-            num_blocks_cached=scheduler.kv_cache.num_blocks_cached,
+            num_blocks=kv_cache.num_blocks,
+            num_blocks_used=kv_cache.num_blocks_used,
+            num_blocks_cached=kv_cache.num_blocks_cached,
             num_slots=adapters.num_slots,
-            num_attention_slots_used=sum(adapter.num_attention_slots for adapter in resident),
-            num_mlp_slots_used=sum(adapter.num_mlp_slots for adapter in resident),
+            num_attention_slots_used=adapters.num_attention_slots_used,
+            num_mlp_slots_used=adapters.num_mlp_slots_used,
             total_steps=self._num_steps,
-            total_preemptions=scheduler.totals.preemptions,
-            total_prompt_tokens=scheduler.totals.prompt_tokens,
-            total_cached_tokens=scheduler.totals.cached_tokens,
-            total_output_tokens=scheduler.totals.output_tokens,
+            total_preemptions=totals.preemptions,
+            total_prompt_tokens=totals.prompt_tokens,
+            total_cached_tokens=totals.cached_tokens,
+            total_output_tokens=totals.output_tokens,
             total_adapter_loads=adapters.total_loads,
             total_adapter_evictions=adapters.total_evictions,
-            resident=resident,
+            resident=tuple(ResidentAdapter(**entry._asdict()) for entry in self._adapters.resident()),
         )
 
     def integrity(self) -> IntegrityReport:
-        adapters = self._adapters
+        adapters = self._adapters.stats
         return IntegrityReport(
             num_requests=self.scheduler.num_requests,
             num_blocks_in_use=self.scheduler.kv_cache.num_blocks_used,
             num_leases=adapters.num_leases,
             num_references=adapters.num_references,
             num_pending_loads=adapters.num_pending_loads,
-            faults=(*self.scheduler.check_integrity(), *adapters.check_integrity()),
+            faults=(*self.scheduler.check_integrity(), *self._adapters.check_integrity()),
         )
 
     def _advance_adapters(self) -> None:

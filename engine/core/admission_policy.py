@@ -1,0 +1,148 @@
+"""Who is admitted next: the order of the queue, who may overtake whom, and who gives way to a running request.
+
+The scheduler asks for candidates one after the other and reports what a candidate lacked; it knows no order itself.
+
+Reserve and drain (first come, first served). The first candidate that lacks something is *blocked*. What it lacks
+is reserved for it in two stages:
+
+1. For `MAX_OVERTAKEN_STEPS` steps others may pass it, which keeps the device busy. If it lacks slots, those behind it
+   may only use what is resident already, and nobody loads; if it lacks KV blocks, they may load.
+2. After that the engine drains. If it lacks slots, nobody behind it takes or renews a lease, and only the base goes
+   on; if it lacks blocks, nobody behind it is admitted.
+
+A running request never waits for slots and ends within its `max_tokens`, so each drain ends after at most R steps, the
+longest run of a request. The blocked one may have to drain slots, then blocks, then (others went on while its adapter
+was loading) blocks again: it is admitted at most `MAX_OVERTAKEN_STEPS` + 3 R + its own load steps after it came to
+the front, whoever else arrives.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+from loraplex.engine.request import Request, RequestStatus
+
+MAX_OVERTAKEN_STEPS = 16
+MAX_LOOKAHEAD = 256  # candidates looked at in one step, so that a long queue does not cost a step more
+
+
+class Lack(Enum):
+    SLOTS = auto()  # every slot it needs is leased or pinned
+    BLOCKS = auto()  # its tokens need more KV blocks than are free
+
+
+class Candidate(NamedTuple):
+    request: Request
+    may_load: bool  # False: admit it only if its adapters are resident
+
+
+class AdmissionPolicy(Protocol):
+    """Owns the requests that wait: WAITING, WAITING_FOR_ADAPTER and PREEMPTED."""
+
+    def add(self, request: Request) -> None:
+        """A new request, or one that was preempted."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """It was admitted, or it ended while it waited."""
+        ...
+
+    def begin_step(self) -> None: ...
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Who may be admitted in this step, in order. While it runs, only the one just given may be removed."""
+        ...
+
+    def report_lack(self, request: Request, lack: Lack) -> None:
+        """The candidate just given cannot be admitted in this step."""
+        ...
+
+    @property
+    def reserves_slots(self) -> bool:
+        """True while a request waits for slots, so that nothing else should start to load."""
+        ...
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """The request computes so many tokens in this step."""
+        ...
+
+    def choose_victim(self, running: Sequence[Request]) -> Request:
+        """Whom to preempt, of running requests in the order of their admission."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+
+class FirstComeFirstServed:
+    """Order of arrival, also for those who were preempted; reserve and drain for what the first one lacks."""
+
+    def __init__(self) -> None:
+        self._queue: list[Request] = []  # by arrival_index
+        self._blocked: Request | None = None
+        self._blocked_steps: dict[str, int] = {}
+        self._lacks: set[Lack] = set()  # of the candidates given in this step
+        self._drained: Lack | None = None
+
+    def add(self, request: Request) -> None:
+        insort(self._queue, request, key=_arrival)
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self._queue, request.arrival_index, key=_arrival)
+        assert self._queue[index] is request
+        del self._queue[index]
+        self._blocked_steps.pop(request.request_id, None)
+        if self._blocked is request:
+            self._blocked = None
+            self._lacks.clear()
+
+    def begin_step(self) -> None:
+        if self._blocked is not None:
+            request_id = self._blocked.request_id
+            self._blocked_steps[request_id] = self._blocked_steps.get(request_id, 0) + 1
+
+    def candidates(self) -> Iterator[Candidate]:
+        self._blocked = self._drained = None
+        self._lacks.clear()
+        for request in self._queue[:MAX_LOOKAHEAD]:
+            if self._drained is Lack.BLOCKS:
+                return
+            if self._drained is Lack.SLOTS and not request.selection.is_base:
+                continue
+            yield Candidate(request, may_load=Lack.SLOTS not in self._lacks)
+
+    def report_lack(self, request: Request, lack: Lack) -> None:
+        if self._blocked is None:
+            self._blocked = request
+            if self._must_drain(request, lack):
+                self._drained = lack
+        self._lacks.add(lack)
+
+    @property
+    def reserves_slots(self) -> bool:
+        return Lack.SLOTS in self._lacks
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """First come, first served keeps no accounts."""
+
+    def choose_victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+    def _must_drain(self, request: Request, lack: Lack) -> bool:
+        # Whoever passed a preempted request would be the next victim of the same shortage.
+        is_short_of_memory = lack is Lack.BLOCKS and request.status is RequestStatus.PREEMPTED
+        return is_short_of_memory or self._blocked_steps.get(request.request_id, 0) >= MAX_OVERTAKEN_STEPS
+
+
+_arrival = attrgetter("arrival_index")
