@@ -1,14 +1,40 @@
+# Every target sets up what it needs by itself; see .ci/setup.
+PYTHON ?= python3
 VENV ?= .venv
+ARGS ?=
+BIN = $(VENV)/bin
 PACKAGES = platform engine kernels adapters migrations
 NS = build/ns/loraplex
 
-.PHONY: ns check
-ns:
+.PHONY: setup setup-dev demo test check ns fidelity refusals bench
+
+setup: ## what `loraplex serve` and the demo need
+	@VENV=$(VENV) $(PYTHON) .ci/setup run
+
+setup-dev:
+	@VENV=$(VENV) $(PYTHON) .ci/setup dev
+
+demo: setup ## a real model, two real adapters, one batch, an API (ARGS=--once: print and leave)
+	$(BIN)/loraplex demo $(ARGS)
+
+test: setup-dev ## everything that can run on this machine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: setup-dev ns ## style, types, the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	PYTHONPATH=build/ns $(BIN)/lint-imports
+
+ns: # mypy, pyright and import-linter see the five folders as one package through links
 	@mkdir -p $(NS) && for p in $(PACKAGES); do ln -sfn ../../../$$p $(NS)/$$p; done
 
-check: ns
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
-	PYTHONPATH=build/ns $(VENV)/bin/lint-imports
+fidelity: setup-dev ## logits against PEFT's own (FIXTURES=DIR, else small cases made on the spot)
+	$(BIN)/python -m tests.acceptance.fidelity $(FIXTURES)
+
+refusals: setup-dev ## malformed uploads against a running server (FIXTURES=DIR likewise)
+	$(BIN)/python -m tests.acceptance.refusals $(FIXTURES)
+
+bench: setup-dev ## speed beside transformers + PEFT on the same requests, in one run
+	$(BIN)/python -m benchmarks.run $(ARGS)
