@@ -29,6 +29,7 @@ class Backend(Protocol):
     """
 
     name: str
+    lora_chunk_size: int  # tokens of one selection that `lora_apply` takes together; for `build_lora_meta`
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         """Take `weight [out, in]` once, before serving; may repack it and drop the original."""

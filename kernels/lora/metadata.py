@@ -67,11 +67,27 @@ class LoRAPools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkGroup:
+    """Chunks whose selections have equally many slots, so that one batched product of equal shapes serves them.
+
+    A chunk that is not full repeats its first token; those rows are computed and not kept.
+    """
+
+    rows: Tensor  # int64 [num_chunks * chunk_size]: token indices
+    kept: Tensor  # int64 [num_kept]: places in `rows` that are not padding
+    tokens: Tensor  # int64 [num_kept]: `rows[kept]`, each token once
+    slots: Tensor  # int64 [num_chunks, num_slots], or [1, num_slots] when all chunks are of one selection
+    weight: Tensor  # float32, same shape
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTable:
     """The slots of every selection of a step in one space."""
 
     slot_table: Tensor  # int32 [num_selections, max_slots_per_selection], -1 ends a row
     slot_weight: Tensor  # float32, same shape
+    groups: tuple[ChunkGroup, ...]  # the same, laid out for batched products; selections without slots are in none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,126 @@
+"""Builds the LoRA layout of a step on the host, in time linear in its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loraplex.kernels.lora.metadata import ChunkGroup, LoRAMeta, SelectionSlots, SlotTable, WeightedSlot
+
+# A selection that fills this many chunks gets a group of its own, which reads its A and B once for all of them.
+_CHUNKS_FOR_OWN_GROUP = 3
+
+
+def build_lora_meta(
+    token_selection: NDArray[np.int32],
+    selections: Sequence[SelectionSlots],
+    *,
+    device: torch.device,
+    chunk_size: int,
+) -> LoRAMeta | None:
+    """Lay out the tokens of a step by selection; None when no token has one.
+
+    Args:
+        token_selection: [num_tokens], index into `selections`, -1 = base.
+        selections: the slots of each selection of the step.
+        device: where the tensors go.
+        chunk_size: most tokens in a chunk, the backend's `lora_chunk_size`.
+    """
+    order = np.argsort(token_selection, kind="stable")
+    order = order[np.searchsorted(token_selection[order], 0) :]  # the base's -1 sort first
+    if order.size == 0:
+        return None
+    chunks = _Chunks.cut(token_selection[order], chunk_size)
+    return LoRAMeta(
+        token_selection=_to(token_selection, np.int32, device),
+        token_order=_to(order, np.int64, device),
+        chunk_selection=_to(chunks.selection, np.int32, device),
+        chunk_start=_to(chunks.start, np.int32, device),
+        chunk_len=_to(chunks.length, np.int32, device),
+        attention=_slot_table([each.attention for each in selections], chunks, order, device),
+        mlp=_slot_table([each.mlp for each in selections], chunks, order, device),
+    )
+
+
+class _Chunks:
+    """Chunks of at most `size` consecutive sorted tokens of one selection."""
+
+    def __init__(
+        self, selection: NDArray[np.int64], start: NDArray[np.int64], length: NDArray[np.int64], size: int
+    ) -> None:
+        self.selection = selection
+        self.start = start
+        self.length = length
+        self.size = size
+
+    @classmethod
+    def cut(cls, sorted_selection: NDArray[np.int32], size: int) -> _Chunks:
+        selection, first, count = np.unique(sorted_selection, return_index=True, return_counts=True)
+        num_chunks = -(-count // size)
+        segment = np.repeat(np.arange(len(selection)), num_chunks)
+        offset = size * (np.arange(len(segment)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks))
+        length = np.minimum(count[segment] - offset, size)
+        return cls(selection[segment].astype(np.int64), first[segment] + offset, length, size)
+
+
+def _slot_table(
+    slots: Sequence[tuple[WeightedSlot, ...]], chunks: _Chunks, order: NDArray[np.int64], device: torch.device
+) -> SlotTable:
+    num_slots = np.array([len(each) for each in slots], dtype=np.int64)
+    table = np.full((len(slots), int(num_slots.max())), -1, dtype=np.int64)
+    weight = np.zeros(table.shape, dtype=np.float32)
+    for selection, each in enumerate(slots):
+        table[selection, : len(each)] = [slot.slot_id for slot in each]
+        weight[selection, : len(each)] = [slot.weight for slot in each]
+    return SlotTable(
+        slot_table=_to(table, np.int32, device),
+        slot_weight=_to(weight, np.float32, device),
+        groups=tuple(
+            _chunk_group(members, chunks, order, table[:, :width], weight[:, :width], device)
+            for members, width in _group_chunks(chunks.selection, num_slots)
+        ),
+    )
+
+
+def _group_chunks(
+    chunk_selection: NDArray[np.int64], num_slots: NDArray[np.int64]
+) -> list[tuple[NDArray[np.int64], int]]:
+    """Chunk indices by number of slots; a selection with many chunks apart."""
+    num_chunks = np.bincount(chunk_selection, minlength=len(num_slots))
+    apart = num_chunks[chunk_selection] >= _CHUNKS_FOR_OWN_GROUP
+    chunk_slots = num_slots[chunk_selection]
+    key = np.where(apart, chunk_selection, -chunk_slots)  # widths as negative keys never meet selection ids
+    groups = [np.flatnonzero((key == value) & (chunk_slots > 0)) for value in np.unique(key)]
+    return [(members, int(chunk_slots[members[0]])) for members in groups if members.size]
+
+
+def _chunk_group(
+    members: NDArray[np.int64],
+    chunks: _Chunks,
+    order: NDArray[np.int64],
+    table: NDArray[np.int64],
+    weight: NDArray[np.float32],
+    device: torch.device,
+) -> ChunkGroup:
+    place = np.arange(chunks.size)
+    is_kept = place < chunks.length[members, None]
+    rows = order[chunks.start[members, None] + np.where(is_kept, place, 0)]
+    selection = chunks.selection[members]
+    if (selection == selection[0]).all():
+        selection = selection[:1]
+    kept = np.flatnonzero(is_kept)
+    return ChunkGroup(
+        rows=_to(rows.ravel(), np.int64, device),
+        kept=_to(kept, np.int64, device),
+        tokens=_to(rows.ravel()[kept], np.int64, device),
+        slots=_to(table[selection], np.int64, device),
+        weight=_to(weight[selection], np.float32, device),
+        num_chunks=len(members),
+    )
+
+
+def _to(array: NDArray[np.generic], dtype: type[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype)).to(device)
