@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlalchemy import select
 
+from loraplex.adapters.errors import InvalidRequestError
 from loraplex.platform.api_keys.cache import PrincipalCache
 from loraplex.platform.api_keys.principal import Principal, Scope, TenantContext
 from loraplex.platform.audit.service import HOST, record
@@ -19,7 +20,6 @@ from loraplex.platform.db.models import ApiKey, Tenant, utc_now
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import (
     AuthenticationError,
-    InvalidRequestError,
     NotFoundError,
     PermissionDeniedError,
 )

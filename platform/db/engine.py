@@ -36,7 +36,7 @@ def normalize_url(url: str) -> URL:
     parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     if parsed.get_backend_name() == "sqlite":
         if parsed.database in (None, "", ":memory:") or "memory" in parsed.query.values():
-            raise ConfigurationError("database_url must name a file, for example sqlite:///loraplex.db")
+            raise ConfigurationError(f"database_url names no file; {_EXAMPLES}", param="database_url")
         return parsed
     return _with_asyncpg_ssl(parsed)
 
@@ -77,8 +77,11 @@ def _pool(is_migration: bool) -> dict[str, Any]:
 
 def _create_private(path: Path) -> None:
     """Only our user may read hashes of keys and salts; SQLite gives its side files the same mode."""
-    path.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600, exist_ok=True)
+    try:
+        path.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the database file {path}: {error.strerror}", param="data_dir") from error
 
 
 def _with_asyncpg_ssl(url: URL) -> URL:

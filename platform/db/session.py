@@ -73,9 +73,9 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
     async with AsyncSession(engine, expire_on_commit=False) as session:
         try:
             await session.connection()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # not wrapped by SQLAlchemy
-            logger.error("database: cannot connect: %s", _first_line(error))
-            raise StorageError("the database cannot be reached; try again") from error
+        except (OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # wrapped or not
+            logger.error("database: %s", _first_line(error))
+            raise StorageError("the database cannot be reached, or is too busy; try again") from error
         yield session
 
 

@@ -13,12 +13,13 @@ from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.adapters.errors import InvalidRequestError
 from loraplex.platform.api_keys.principal import TenantContext
 from loraplex.platform.api_keys.service import ApiKeyService
 from loraplex.platform.audit.service import HOST, record
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.session import Database
-from loraplex.platform.errors import ConflictError, InvalidRequestError
+from loraplex.platform.errors import ConflictError
 from loraplex.platform.ids import new_id
 from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.tenants.context import ACTIVE, DELETING, TenantContexts, no_such_tenant
