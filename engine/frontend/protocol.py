@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
@@ -35,7 +35,7 @@ class EngineClient(Protocol):
         """The latest gauges."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until its `finish_reason`. Closing the iterator early aborts the request.
 
         A request refused or failed by the engine ends with `finish_reason=ERROR` and `error` set; a death of the
