@@ -32,6 +32,7 @@ from loraplex.engine.errors import (
     ConfigurationError,
     ContextLengthError,
     EngineDeadError,
+    NoFreeSlotsError,
     NonFiniteLogitsError,
 )
 
@@ -103,6 +104,7 @@ HTTP_STATUS: dict[type[LoraplexError], int] = {
     ServerError: 500,
     AdapterLoadError: 503,
     EngineDeadError: 503,
+    NoFreeSlotsError: 503,
     NonFiniteLogitsError: 500,
     ServiceUnavailableError: 503,
     StorageError: 503,
