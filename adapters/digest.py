@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from loraplex.adapters.folder import open_regular, version_files
+from loraplex.adapters.folder import adapter_root, open_regular, version_files
 
 _CHUNK_BYTES = 1 << 20
 
@@ -40,4 +40,5 @@ def version_digest(files: Mapping[str, str]) -> str:
 
 def folder_digest(folder: Path) -> str:
     """`version_digest` of the files that make a version in `folder` (see `version_files`)."""
-    return version_digest({name: hash_file(folder / name) for name in version_files(folder)})
+    root = adapter_root(folder)
+    return version_digest({name: hash_file(root / name) for name in version_files(root)})

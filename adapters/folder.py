@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
+
+from loraplex.adapters.errors import AdapterRefusedError, Reason
+from loraplex.adapters.file_names import CONFIG_FILE, is_version_file
+from loraplex.adapters.refusals import shown
 
 
 def adapter_root(folder: Path) -> Path:
     """`folder`, or the one folder directly in it that holds adapter_config.json (PEFT writes named adapters so)."""
-    raise NotImplementedError
+    if (folder / CONFIG_FILE).exists() or not folder.is_dir():
+        return folder
+    nested = [child for child in folder.iterdir() if child.is_dir() and (child / CONFIG_FILE).exists()]
+    return nested[0] if len(nested) == 1 else folder
 
 
 def version_files(folder: Path) -> tuple[str, ...]:
     """The sorted names of the files in `folder` that make a version; the others are never stored."""
-    raise NotImplementedError
+    return tuple(sorted(name for name in os.listdir(folder) if is_version_file(name)))
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a link or anything else is refused (AdapterRefusedError)."""
-    raise NotImplementedError
+    """Open a regular file for reading.
+
+    Raises:
+        AdapterRefusedError: it is a link, a device, a pipe or a folder.
+        OSError: it does not exist or cannot be read.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_regular(path, "a symbolic link") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _not_regular(path: Path, what: str) -> AdapterRefusedError:
+    reason = Reason(
+        code="not_a_regular_file",
+        message=f"{shown(path.name)} is {what}; links are refused and never followed",
+        file=path.name,
+        remedy="put the file itself in its place",
+    )
+    return AdapterRefusedError([reason])
