@@ -58,8 +58,8 @@ async def create_version(
             body = await read_upload(request, area)
         except ClientError as error:
             return Refusal(error)  # which gets rid of a body that nobody will read
-        upload = await body.unpack()
-        version = await registry.publisher.publish(tenant, adapter, upload.folder, upload.files, actor=principal.key_id)
+        received = await body.unpack()
+        version = await registry.publisher.publish(tenant, adapter, area.files, received, actor=principal.key_id)
     return VersionView.of(adapter, version)
 
 

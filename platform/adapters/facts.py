@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loraplex.adapters.base_spec import BaseSpec
@@ -11,7 +11,7 @@ from loraplex.adapters.ref import AdapterRef
 from loraplex.platform.db.models import AdapterVersion
 
 
-def stored_facts(facts: AdapterFacts, base: BaseSpec) -> dict[str, Any]:
+def stored_facts(facts: AdapterFacts, base: BaseSpec, *, also_warn: Sequence[str] = ()) -> dict[str, Any]:
     """JSON for `AdapterVersion.facts`. The highest rank of each slot space outlives a change of `slot_rank`."""
     projections = {module.path: module.projection for module in base.modules()}
     attention = [module for module in facts.modules if projections[module.path].is_attention]
@@ -26,7 +26,7 @@ def stored_facts(facts: AdapterFacts, base: BaseSpec) -> dict[str, Any]:
         "attention_rank": _highest(module.rank for module in attention),
         "mlp_rank": _highest(module.rank for module in mlp),
         "base_model_name": facts.base_model_name,
-        "warnings": list(facts.warnings),
+        "warnings": [*also_warn, *facts.warnings],
     }
 
 

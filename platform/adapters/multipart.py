@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from loraplex.adapters.errors import AdapterRefusedError, InvalidRequestError, Reason
-from loraplex.adapters.file_names import check_file_name, is_inspected_file, is_version_file
+from loraplex.adapters.file_names import check_file_name, dropped_file_warning, is_inspected_file, is_version_file
 from loraplex.platform.adapters.naming import shown
+from loraplex.platform.adapters.received_files import ReceivedFiles
 from loraplex.platform.adapters.upload_space import UploadArea
 from loraplex.platform.storage.manifest import StoredFile
 
@@ -19,7 +20,7 @@ FIELD = "files"
 _ZIP_SUFFIX = ".zip"
 _MAX_NAME_BYTES = 255
 
-Unpack = Callable[[Path, UploadArea], Mapping[str, StoredFile]]
+Unpack = Callable[[Path, UploadArea], ReceivedFiles]
 
 
 class MultipartFiles:
@@ -35,6 +36,7 @@ class MultipartFiles:
         self._unpack = unpack
         self._names: set[str] = set()
         self._reasons: list[Reason] = []
+        self._warnings: list[str] = []
         self._written: dict[str, StoredFile] = {}
         self._archive: Path | None = None
         self._headers = _PartHeaders()
@@ -48,7 +50,7 @@ class MultipartFiles:
         except FormParserError as error:
             raise InvalidRequestError(f"the multipart body is malformed: {error}") from error
 
-    def finish(self) -> Mapping[str, StoredFile]:
+    def finish(self) -> ReceivedFiles:
         """Raises AdapterRefusedError with every name that must not be in an upload."""
         if not self._is_complete:
             raise InvalidRequestError("the multipart body ends before its closing boundary")
@@ -57,7 +59,7 @@ class MultipartFiles:
         if not self._names:
             raise InvalidRequestError(f"the body holds no file; send the adapter's files in the field `{FIELD}`")
         if self._archive is None:
-            return self._written
+            return ReceivedFiles(files=self._written, warnings=self._warnings)
         if len(self._names) > 1:
             raise InvalidRequestError("send the folder's files, or one zip of them, not both")
         return self._unpack(self._archive, self._area)
@@ -110,6 +112,8 @@ class MultipartFiles:
             self._reasons.append(reason)
         elif is_version_file(name) or is_inspected_file(name):
             return self._area.files / name
+        elif (warning := dropped_file_warning(name)) is not None:
+            self._warnings.append(warning)
         return None
 
 

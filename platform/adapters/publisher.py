@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from loraplex.adapters.base_spec import BaseSpec
@@ -14,6 +13,7 @@ from loraplex.adapters.inspection import AdapterFacts, inspect_adapter
 from loraplex.platform.adapters.catalog import Catalog
 from loraplex.platform.adapters.facts import stored_facts
 from loraplex.platform.adapters.naming import DEFAULT_ALIAS
+from loraplex.platform.adapters.received_files import ReceivedFiles
 from loraplex.platform.adapters.references import References
 from loraplex.platform.adapters.removal import Removals
 from loraplex.platform.adapters.repository import READY, RETIRED, UPLOADING, AdapterRepository
@@ -26,7 +26,6 @@ from loraplex.platform.db.session import Database
 from loraplex.platform.errors import ConflictError
 from loraplex.platform.ids import new_id
 from loraplex.platform.storage.artifact_store import ArtifactStore
-from loraplex.platform.storage.manifest import StoredFile
 from loraplex.platform.tenants.context import no_such_tenant
 
 logger = logging.getLogger(__name__)
@@ -57,21 +56,21 @@ class Publisher:
         self._validator = validator
 
     async def publish(
-        self, tenant: TenantContext, name: str, folder: Path, files: Mapping[str, StoredFile], *, actor: str
+        self, tenant: TenantContext, name: str, folder: Path, received: ReceivedFiles, *, actor: str
     ) -> AdapterVersion:
-        """Make the next version of the adapter `name` (made at need) of `files`, which lie in `folder`.
+        """Make the next version of the adapter `name` (made at need) of the files received in `folder`.
 
         Raises:
             AdapterRefusedError: with every reason that was found.
             StorageError, ServiceUnavailableError: nothing was made; the same upload may pass later.
         """
         facts = await self._inspect(folder)
-        version = self._new_version(facts, files, actor=actor)
+        version = self._new_version(facts, received, actor=actor)
         self._references.add([version.id])  # a removal of the half-made version waits for this upload
         try:
             await self._announce(tenant, name, version)
             try:
-                await self._store.put_version(version.digest, folder, files)
+                await self._store.put_version(version.digest, folder, received.files)
                 await self._make_ready(tenant, name, version)
             except BaseException:
                 await self._give_up(version)
@@ -99,7 +98,8 @@ class Publisher:
             raise AdapterRefusedError(reasons)
         return facts
 
-    def _new_version(self, facts: AdapterFacts, files: Mapping[str, StoredFile], *, actor: str) -> AdapterVersion:
+    def _new_version(self, facts: AdapterFacts, received: ReceivedFiles, *, actor: str) -> AdapterVersion:
+        files = received.files
         return AdapterVersion(
             id=new_id("ver"),
             digest=version_digest({name: file.sha256 for name, file in files.items()}),
@@ -111,7 +111,7 @@ class Publisher:
             rank=facts.rank,
             size_bytes=sum(file.size for file in files.values()),
             files={name: {"sha256": file.sha256, "size": file.size} for name, file in sorted(files.items())},
-            facts=stored_facts(facts, self._base),
+            facts=stored_facts(facts, self._base, also_warn=received.warnings),
             created_at=utc_now(),
             created_by=actor,
         )

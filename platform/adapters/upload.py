@@ -6,8 +6,7 @@ Every byte is counted before it is parsed, hashed while it is written, and gone 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from loraplex.adapters.digest import hash_file
 from loraplex.adapters.errors import ClientError, InvalidRequestError
 from loraplex.adapters.folder import version_files
 from loraplex.platform.adapters.multipart import MultipartFiles
+from loraplex.platform.adapters.received_files import ReceivedFiles
 from loraplex.platform.adapters.upload_space import UploadArea, too_large
 from loraplex.platform.errors import StorageError, UnsupportedMediaTypeError, http_status
 from loraplex.platform.http.refusal import refuse
@@ -33,56 +33,6 @@ MAX_FILES = 256
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedUpload:
-    """Files on disk, none of them checked but by name; `files` are those that make a version."""
-
-    folder: Path
-    files: Mapping[str, StoredFile]
-
-
-class ReadUpload:
-    """A body that was read to its end."""
-
-    def __init__(self, sink: _Sink, area: UploadArea) -> None:
-        self._sink = sink
-        self._area = area
-
-    async def unpack(self) -> ReceivedUpload:
-        """The files of the body.
-
-        Raises AdapterRefusedError for names that must not be in an upload and for a hostile archive,
-        InvalidRequestError for a body that ends too early.
-        """
-        try:
-            received = await _uninterrupted(_on_disk, self._sink.finish)
-        finally:
-            self._sink.close()
-        names = version_files(self._area.files)
-        return ReceivedUpload(folder=self._area.files, files={name: received[name] for name in names})
-
-
-class Refusal(Response):
-    """Says no to an upload that was not read to its end, and gets rid of the rest."""
-
-    def __init__(self, error: ClientError) -> None:
-        super().__init__(status_code=http_status(type(error)))
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await refuse(scope, receive, send, self._error)
-
-
-class _Sink(Protocol):
-    def write(self, chunk: bytes) -> None: ...
-
-    def finish(self) -> Mapping[str, StoredFile]:
-        """Returns what is in the files' folder."""
-        ...
-
-    def close(self) -> None: ...
 
 
 async def read_upload(request: Request, area: UploadArea) -> ReadUpload:
@@ -103,6 +53,75 @@ async def read_upload(request: Request, area: UploadArea) -> ReadUpload:
         sink.close()
         raise
     return ReadUpload(sink, area)
+
+
+class ReadUpload:
+    """A body that was read to its end."""
+
+    def __init__(self, sink: _Sink, area: UploadArea) -> None:
+        self._sink = sink
+        self._area = area
+
+    async def unpack(self) -> ReceivedFiles:
+        """Those files in the area that make a version.
+
+        Raises AdapterRefusedError for names that must not be in an upload and for a hostile archive,
+        InvalidRequestError for a body that ends too early.
+        """
+        try:
+            received = await _uninterrupted(_on_disk, self._sink.finish)
+        finally:
+            self._sink.close()
+        return received.only(version_files(self._area.files))
+
+
+class Refusal(Response):
+    """Says no to an upload that was not read to its end, and gets rid of the rest."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(status_code=http_status(type(error)))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await refuse(scope, receive, send, self._error)
+
+
+class _Sink(Protocol):
+    def write(self, chunk: bytes) -> None: ...
+
+    def finish(self) -> ReceivedFiles:
+        """What is in the files' folder now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _ZipFile:
+    """A raw zip body."""
+
+    def __init__(self, area: UploadArea) -> None:
+        self._area = area
+        self._path = area.folder / "upload.zip"
+        self._file = self._path.open("xb")
+
+    def write(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+
+    def finish(self) -> ReceivedFiles:
+        self._file.close()
+        return unpack(self._path, self._area)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def unpack(path: Path, area: UploadArea) -> ReceivedFiles:
+    """Unpack the zip at `path` into the area and hash its files; the zip itself is removed."""
+    limits = ArchiveLimits(max_file_bytes=area.max_bytes, max_total_bytes=area.max_bytes)
+    warnings = unpack_zip(path, area.files, limits)
+    path.unlink()
+    files = {file.name: StoredFile(sha256=hash_file(file), size=file.stat().st_size) for file in area.files.iterdir()}
+    return ReceivedFiles(files=files, warnings=warnings)
 
 
 def _check_head(request: Request, area: UploadArea) -> None:
@@ -140,34 +159,6 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         except TimeoutError as error:
             raise InvalidRequestError(f"no data came for {STALL_TIMEOUT_S:g} seconds") from error
         yield chunk
-
-
-class _ZipFile:
-    """A raw zip body."""
-
-    def __init__(self, area: UploadArea) -> None:
-        self._area = area
-        self._path = area.folder / "upload.zip"
-        self._file = self._path.open("xb")
-
-    def write(self, chunk: bytes) -> None:
-        self._file.write(chunk)
-
-    def finish(self) -> Mapping[str, StoredFile]:
-        self._file.close()
-        return unpack(self._path, self._area)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def unpack(path: Path, area: UploadArea) -> Mapping[str, StoredFile]:
-    """The files of the zip at `path`, unpacked into the area and hashed; the zip itself is removed."""
-    unpack_zip(path, area.files, ArchiveLimits(max_file_bytes=area.max_bytes, max_total_bytes=area.max_bytes))
-    path.unlink()
-    return {
-        file.name: StoredFile(sha256=hash_file(file), size=file.stat().st_size) for file in sorted(area.files.iterdir())
-    }
 
 
 async def _uninterrupted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

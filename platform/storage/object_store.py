@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import url2pathname
 
-from obstore.store import LocalStore, ObjectStore, S3Config, S3Store
+from obstore.store import LocalStore, ObjectStore, S3Store
 
 from loraplex.engine.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config  # exists for type checkers only
 
 BLOBS = "blobs"
 MANIFESTS = "manifests"
