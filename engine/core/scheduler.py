@@ -85,11 +85,11 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Accept a request, or raise InvalidRequestError, ContextLengthError or NeverFitsError if it can never run."""
         self._check_can_run(request)
+        leader = self._requests.get(request.prefix_leader_id or "")
         request.arrival_index = self._num_accepted
         self._num_accepted += 1
         self._requests[request.request_id] = request
         self._adapters.add_reference(request.selection)
-        leader = self._requests.get(request.prefix_leader_id or "")
         if leader is None:
             request.prefix_leader_id = None
         elif self._has_cached_prompt(leader):
@@ -270,6 +270,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._requests or self._outputs)
+
+    def get_request(self, request_id: str) -> Request:
+        """An accepted, unfinished request, to look at."""
+        return self._requests[request_id]
 
     @property
     def num_requests(self) -> int:
