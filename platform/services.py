@@ -1,18 +1,24 @@
-"""Everything that lives as long as the server process, made once by `platform.app` and handed to the routes."""
+"""Everything that lives as long as the server process, made once by `platform.startup` and handed to the routes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from loraplex.engine.frontend.protocol import EngineState
+from loraplex.platform.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
     from loraplex.adapters.base_spec import BaseSpec
     from loraplex.engine.frontend.generator import Generator
     from loraplex.engine.frontend.protocol import EngineClient
     from loraplex.engine.frontend.tokenizer import Tokenizer
+    from loraplex.engine.messages import EngineInfo
     from loraplex.platform.adapters.registry import AdapterRegistry
     from loraplex.platform.api_keys.service import ApiKeyService
     from loraplex.platform.db.session import Database
+    from loraplex.platform.openai.running import RunningRequests
     from loraplex.platform.secret_key import SecretKey
     from loraplex.platform.settings import Settings
     from loraplex.platform.storage.artifact_store import ArtifactStore
@@ -38,3 +44,22 @@ class Services:
     registry: AdapterRegistry
     usage: UsageService
     metrics: Metrics
+    running: RunningRequests
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    is_draining: bool = False  # set once, at SIGTERM
+
+    @property
+    def state(self) -> EngineState:
+        """As `/readyz` tells it."""
+        return EngineState.DRAINING if self.is_draining else self.engine.state
+
+    @property
+    def engine_info(self) -> EngineInfo | None:
+        """What the engine told about itself when it last became ready; None before the first time."""
+        return None if self.engine.state is EngineState.STARTING else self.engine.info
+
+    def check_ready(self) -> EngineInfo:
+        """Raise ServiceUnavailableError unless requests are taken now."""
+        if self.state is not EngineState.READY:
+            raise ServiceUnavailableError(f"the server is {self.state.value}; try again in some seconds")
+        return self.engine.info

@@ -1,0 +1,57 @@
+"""What `loraplex serve` prints when it is ready: one screen that says what runs, where, and with how much memory."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from loraplex.engine.config import GIB
+from loraplex.engine.messages import MemoryPlan
+from loraplex.platform.services import Services
+from loraplex.platform.settings import redact_url
+
+MIB = 1 << 20
+
+
+def print_summary(services: Services, url: str) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _rows(services, url).items():
+        table.add_row(name, value)
+    console = Console(file=sys.stdout, highlight=False)
+    console.print("\n[bold]LoRAplex is ready[/bold]")
+    console.print(table)
+    console.print()
+
+
+def _rows(services: Services, url: str) -> dict[str, str]:
+    settings, info = services.settings, services.engine.info
+    num_tokens = info.num_blocks * info.block_size
+    return {
+        "model": f"{settings.served_model_name} ({settings.model})",
+        "engine": f"{info.dtype}, backend {info.backend} on {info.device}, {info.num_threads} threads",
+        "context": f"{info.max_model_len} tokens",
+        "step": f"up to {info.max_num_seqs} requests and {info.max_num_batched_tokens} tokens",
+        "memory": _memory(info.memory),
+        "KV cache": f"{info.num_blocks} blocks of {info.block_size} = {num_tokens} tokens",
+        "adapters": f"{info.num_slots} slots of rank {info.slot_rank} in each space, ranks up to {info.max_lora_rank}",
+        "data": f"{settings.data_dir}, {redact_url(settings.database_url.get_secret_value())}",
+        "URL": f"{url}/v1",
+    }
+
+
+def _memory(plan: MemoryPlan) -> str:
+    parts = {
+        "weights": plan.weights_bytes,
+        "adapter slots": plan.slots_bytes,
+        "activations": plan.peak_activation_bytes,
+        "KV cache": plan.kv_cache_bytes,
+    }
+    return f"{_size(plan.budget_bytes)}: " + ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.0f} MiB"

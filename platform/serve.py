@@ -1,0 +1,155 @@
+"""One server process from its start to its exit status.
+
+Exit status: 0 after SIGTERM or SIGINT, 1 when it could not start or the engine kept dying, 2 for settings that cannot
+work. The port answers as soon as everything but the engine is there; `/readyz` is 503 until the engine is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from loraplex.adapters.errors import LoraplexError
+from loraplex.engine.errors import ConfigurationError
+from loraplex.platform.app import create_app
+from loraplex.platform.services import Services
+from loraplex.platform.settings import Settings
+from loraplex.platform.startup import Opened, open_services
+
+KEEP_ALIVE_S = 75  # longer than the usual proxies', so that they close first
+LAST_WORDS_S = 5.0  # for replies to say that they were cut off
+
+logger = logging.getLogger(__name__)
+
+OnReady = Callable[[Services, str], None]
+
+
+class EngineGivenUpError(LoraplexError):
+    """The engine died again and again; the message has its last requests."""
+
+
+async def serve(settings: Settings, on_ready: OnReady) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish. `on_ready(services, url)` is called once.
+
+    Raises:
+        ConfigurationError: a setting cannot work, or the port is taken.
+        EngineGivenUpError: the engine died three times in a minute of service.
+        LoraplexError: the database, the store or the engine cannot be reached or started.
+    """
+    with _listen(settings.host, settings.port) as listener, _Signals() as signals:
+        async with open_services(settings) as opened:
+            server = _Server(_uvicorn_config(opened.services))
+            http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            engine = asyncio.create_task(_watch_engine(opened, _url(listener), on_ready), name="engine-watch")
+            try:
+                await _first_of(http, engine, signals.first)
+                if not engine.done():
+                    await _drain(opened.services, settings.shutdown_grace_s, signals)
+            finally:
+                server.should_exit = True
+                await http
+                engine.cancel()
+                await asyncio.wait((engine,))
+            if not engine.cancelled():
+                engine.result()
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to us: while requests finish, the port still answers, with 503 for new work."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """Counts SIGTERM and SIGINT. `first` asks to end well, `second` to end now."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[None] = loop.create_future()
+        self.second: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        future = self.second if self.first.done() else self.first
+        if not future.done():
+            future.set_result(None)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Taken before anything else, so that a busy port is told at once."""
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {reason}; give another --port (0 takes a free one) or --host",
+            param="port",
+        ) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _uvicorn_config(services: Services) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(services),
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # each inference request is logged when it ends, each change is in the audit
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
+    )
+
+
+async def _watch_engine(opened: Opened, url: str, on_ready: OnReady) -> None:
+    """Returns never; raises what ends the server."""
+    await opened.engine_start
+    on_ready(opened.services, url)
+    services = opened.services
+    await services.tenants.finish_deletions(services.registry.remove_tenant)
+    report = await opened.engine.crashed()
+    last = ", ".join(report.last_request_ids) or "none"
+    raise EngineGivenUpError(f"{report.message}; the last requests were: {last}")
+
+
+async def _first_of(*waited: asyncio.Future[None]) -> None:
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _drain(services: Services, grace_s: float, signals: _Signals) -> None:
+    """No new work; what runs finishes within `grace_s`, or until a second signal, and is then told that it was cut."""
+    services.is_draining = True
+    deadline = time.monotonic() + grace_s
+    logger.info("shutting down: %d requests have up to %g s to finish", len(services.running), grace_s)
+    idle = asyncio.ensure_future(services.running.wait_idle())
+    await asyncio.wait((idle, signals.second), timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+    if not idle.done():
+        logger.warning("%d requests did not finish in time and are aborted", len(services.running))
+        services.running.cancel_all()
+        await asyncio.wait((idle,), timeout=LAST_WORDS_S)
+    idle.cancel()
