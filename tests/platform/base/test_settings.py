@@ -9,10 +9,15 @@ from loraplex.engine.errors import ConfigurationError
 from loraplex.platform.settings import DataSettings, Settings, redact_url, unknown_environment
 from tests.platform.helpers import create_settings
 
-SCRIPTED_FLAGS = ["model", "served-model-name", "host", "port", "data-dir", "database-url", "dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "block-size", "gpu-memory-utilization", "kv-cache-memory-gib", "adapter-slots", "adapter-memory-gib", "adapter-host-memory-gib", "slot-rank", "max-lora-rank", "enforce-eager", "skip-tokenizer-init", "tensor-parallel-size", "cors-origin", "metrics-public", "shutdown-grace-s"]
+SCRIPTED_FLAGS = """
+model served-model-name host port data-dir database-url dtype max-model-len max-num-seqs max-num-batched-tokens
+block-size gpu-memory-utilization kv-cache-memory-gib adapter-slots adapter-memory-gib adapter-host-memory-gib
+slot-rank max-lora-rank enforce-eager skip-tokenizer-init tensor-parallel-size cors-origin metrics-public
+shutdown-grace-s
+"""
 
 
-@pytest.mark.parametrize("flag", SCRIPTED_FLAGS)
+@pytest.mark.parametrize("flag", SCRIPTED_FLAGS.split())
 def test_every_flag_that_others_script_against_is_a_setting_with_a_description(flag: str) -> None:
     assert Settings.model_fields[flag.replace("-", "_")].description
 
