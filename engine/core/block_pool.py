@@ -50,6 +50,10 @@ class BlockPool:
         """The block cached under the key, held or free."""
         return self._cached.get(key)
 
+    def key_of(self, block_id: int) -> bytes | None:
+        """What the block is cached under."""
+        return self._keys[block_id]
+
     def take(self, count: int) -> list[int]:
         """`count` free blocks, least recently used first; they lose what they cached."""
         assert count <= len(self._free), "the caller checks num_free"
@@ -84,6 +88,7 @@ class BlockPool:
     def publish(self, block_id: int, key: bytes, adapters: tuple[str, ...]) -> None:
         """Let a full, computed, held block be found. Of two equal blocks the first stays the one that is found."""
         assert self._ref_counts[block_id] > 0
+        assert self._keys[block_id] is None, "a block is filled once"
         if key not in self._cached:
             self._cached[key] = block_id
             self._keys[block_id] = key
