@@ -9,7 +9,10 @@ from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+BACKENDS = ("reference",)
 
 
 class PreparedLinear(Protocol):
@@ -20,6 +23,15 @@ class PreparedLinear(Protocol):
 
     @property
     def out_features(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias as they are held."""
+        ...
+
+    def shares(self, weight: Tensor) -> bool:
+        """Whether it holds this very `weight` and no copy: a tied embedding then costs nothing more."""
+        ...
 
 
 class Backend(Protocol):
@@ -87,3 +99,16 @@ class Backend(Protocol):
         the batch. Rows without an adapter are not touched.
         """
         ...
+
+
+def create_backend(name: str, device: torch.device) -> Backend:
+    """The backend of that name for the device; `auto` = the best that runs there.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in ("auto", *BACKENDS):
+        raise ValueError(f"backend {name!r} does not exist; there are auto, {', '.join(BACKENDS)}")
+    from loraplex.kernels.reference import ReferenceBackend  # heavy, and it imports this module
+
+    return ReferenceBackend(device)

@@ -158,7 +158,8 @@ class _RawConfig(msgspec.Struct, kw_only=True):
         kv_heads = self.num_key_value_heads or self.num_attention_heads
         if kv_heads < 1 or self.num_attention_heads % kv_heads:
             raise _refusal(
-                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads ({kv_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({kv_heads})"
             )
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise _refusal(
@@ -180,9 +181,11 @@ class _RawConfig(msgspec.Struct, kw_only=True):
     @property
     def checkpoint_dtype(self) -> ModelDType:
         name = (self.dtype or self.torch_dtype or "float32").removeprefix("torch.")
-        if name == "float32" or name == "bfloat16" or name == "float16":
-            return name
-        raise _refusal(f"dtype {name!r} is not supported; supported are float32, bfloat16, float16")
+        match name:
+            case "float32" | "bfloat16" | "float16":
+                return name
+            case _:
+                raise _refusal(f"dtype {name!r} is not supported; supported are float32, bfloat16, float16")
 
     @property
     def rope(self) -> RopeConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from loraplex.engine.layers.attention import PagedAttention
@@ -54,7 +55,7 @@ class DecoderLayer:
         qkv = self.qkv_proj.forward(hidden, meta.lora, meta.pools)
         q, k, v = (
             part.unflatten(-1, (-1, config.head_dim))
-            for part in qkv.split((config.q_size, config.kv_size, config.kv_size), dim=-1)
+            for part in torch.split(qkv, (config.q_size, config.kv_size, config.kv_size), dim=-1)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q = self.backend.rms_norm(q, self.q_norm, config.rms_norm_eps)

@@ -107,6 +107,9 @@ def _chunk_group(
 ) -> ChunkGroup:
     place = np.arange(chunks.size)
     is_kept = place < chunks.length[members, None]
+    if len(members) == 1:  # a batched product of one member takes another path and rounds otherwise
+        members = np.repeat(members, 2)
+        is_kept = np.stack((is_kept[0], np.zeros_like(is_kept[0])))
     rows = order[chunks.start[members, None] + np.where(is_kept, place, 0)]
     selection = chunks.selection[members]
     if (selection == selection[0]).all():

@@ -32,12 +32,13 @@ def lora_apply(
     if meta is None:
         return
     space = meta.attention if projections[0].is_attention else meta.mlp
-    outputs = y.split([pools.lora_b[projection].shape[-1] for projection in projections], dim=-1)
+    outputs = torch.split(y, [pools.lora_b[projection].shape[-1] for projection in projections], dim=-1)
     for group in space.groups:
         rows = _pad_width(x.index_select(0, group.rows).float()).view(group.num_chunks, -1, _padded(x.shape[-1]))
         for projection, output in zip(projections, outputs, strict=True):
             delta = _delta(rows, pools, layer, projection, group)
-            output[group.tokens] = (output[group.tokens].float() + delta).to(y.dtype)
+            base = output.index_select(0, group.tokens)
+            output.index_copy_(0, group.tokens, (base.float() + delta).to(y.dtype))
 
 
 def _delta(rows: Tensor, pools: LoRAPools, layer: int, projection: Projection, group: ChunkGroup) -> Tensor:
@@ -49,12 +50,13 @@ def _delta(rows: Tensor, pools: LoRAPools, layer: int, projection: Projection, g
     shrunk = torch.bmm(rows, lora_a.transpose(1, 2).expand(group.num_chunks, -1, -1))
     shrunk *= scaling.repeat_interleave(slot_rank, dim=1).unsqueeze(1)
     expanded = torch.bmm(shrunk, lora_b.expand(group.num_chunks, -1, -1))
-    return expanded.flatten(0, 1)[group.kept, : pools.lora_b[projection].shape[-1]]
+    return expanded.flatten(0, 1).index_select(0, group.kept)[:, : pools.lora_b[projection].shape[-1]]
 
 
 def _gather(pool: Tensor, slots: Tensor) -> Tensor:
     """`pool [num_slots, slot_rank, width]`, `slots [n, s]` -> float32 `[n, s * slot_rank, padded width]`."""
-    return _pad_width(pool[slots].flatten(1, 2).float())
+    gathered = pool.index_select(0, slots.flatten()).view(len(slots), -1, pool.shape[-1])
+    return _pad_width(gathered.float())
 
 
 def _pad_width(tensor: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""Paged attention in plain torch, one sequence after another.
+
+A sequence's blocks are gathered and cut to its length (and, for a decode, to its window) before anything is
+multiplied. So unwritten places, unused table entries and the blocks of others are never read, nothing is padded, and
+a row's bits do not depend on its neighbours. On a CPU this was also faster than padding the sequences of a batch to
+one length and masking them: the mask costs more passes over the keys and values than the attention itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+
+
+def store_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """See `Backend.store_kv`."""
+    cache.key.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    cache.value.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+def paged_attention(
+    q: Tensor, cache: KVCache, meta: AttentionMeta, *, scale: float, sliding_window: int | None
+) -> Tensor:
+    """See `Backend.paged_attention`."""
+    output = torch.empty_like(q)
+    block_size = cache.key.shape[1]
+    starts = meta.query_start_loc.tolist()
+    for sequence, seq_len in enumerate(meta.seq_lens.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        first = _first_seen(seq_len, rows.stop - rows.start, sliding_window) // block_size
+        blocks = meta.block_table[sequence, first : -(-seq_len // block_size)]
+        key, value = (_gather(pool, blocks, seq_len - first * block_size) for pool in (cache.key, cache.value))
+        output[rows] = _attend(q[rows], key, value, scale=scale, sliding_window=sliding_window)
+    return output
+
+
+def _first_seen(seq_len: int, query_len: int, sliding_window: int | None) -> int:
+    """The first key that the first query sees."""
+    return 0 if sliding_window is None else max(0, seq_len - query_len + 1 - sliding_window)
+
+
+def _gather(pool: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """`[num_kv_heads, length, head_dim]` of a sequence."""
+    return pool.index_select(0, blocks).flatten(0, 1)[:length].transpose(0, 1)
+
+
+def _attend(q: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None) -> Tensor:
+    """`q [n, heads, head_dim]`, the last n positions of `key, value [kv_heads, length, head_dim]`."""
+    num_queries, num_heads, head_dim = q.shape
+    num_kv_heads, length, _ = key.shape
+    # Query heads that share a key head: [n, kv_heads, group, head_dim].
+    grouped = q.view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    if num_queries == 1:
+        seen = slice(_first_seen(length, 1, sliding_window), None)
+        # All of the group's queries see the same keys: they are the rows of one product.
+        attended = F.scaled_dot_product_attention(grouped, key[None, :, seen], value[None, :, seen], scale=scale)
+        return attended.reshape(q.shape)
+    group_size = grouped.shape[2]
+    attended = F.scaled_dot_product_attention(
+        grouped.permute(2, 1, 0, 3),
+        key.expand(group_size, -1, -1, -1),
+        value.expand(group_size, -1, -1, -1),
+        attn_mask=_mask(num_queries, length, sliding_window, q.device),
+        scale=scale,
+    )
+    return attended.permute(2, 1, 0, 3).reshape(q.shape)
+
+
+def _mask(num_queries: int, length: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """bool `[n, length]`: True where a query sees a key."""
+    query = torch.arange(length - num_queries, length, device=device).unsqueeze(1)
+    key = torch.arange(length, device=device)
+    seen = key <= query
+    return seen if sliding_window is None else seen & (key > query - sliding_window)
