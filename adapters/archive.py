@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from loraplex.adapters.errors import AdapterRefusedError, Reason
+from loraplex.adapters.errors import AdapterRefusedError
 from loraplex.adapters.file_names import (
     CONFIG_FILE,
     check_file_name,
@@ -22,7 +22,7 @@ from loraplex.adapters.file_names import (
     tar_refusal,
 )
 from loraplex.adapters.folder import open_regular
-from loraplex.adapters.refusals import Refusals, shown
+from loraplex.adapters.refusals import Refusals, refused, shown
 
 _CHUNK_BYTES = 1 << 20
 _SMALL_FILE_BYTES = 1 << 20  # below this a high ratio is harmless
@@ -57,12 +57,8 @@ def unpack_zip(path: Path, target_dir: Path, limits: ArchiveLimits) -> list[str]
                 refusals.raise_if_any()
                 return _extract(archive, entries, target_dir)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-            reason = Reason(
-                code="archive_corrupt",
-                message=f"{shown(path.name)} is not a readable zip: {error}",
-                remedy="make the zip again and upload it whole",
-            )
-            raise AdapterRefusedError([reason]) from error
+            message = f"{shown(path.name)} is not a readable zip: {error}"
+            raise refused("archive_corrupt", message, remedy="make the zip again and upload it whole") from error
 
 
 class _BoundedReader(io.BufferedReader):
@@ -150,13 +146,10 @@ def _find_root(files: list[zipfile.ZipInfo]) -> PurePosixPath:
         return configs[0].parent
     where = ", ".join(shown(str(path)) for path in configs[:5])
     message = f"the zip has {len(configs)} adapter_config.json ({where})" if configs else f"{CONFIG_FILE} is missing"
-    reason = Reason(
-        code="config_missing" if not configs else "config_ambiguous",
-        message=message,
-        file=CONFIG_FILE,
-        remedy="zip one adapter's folder, with adapter_config.json at its top",
+    code = "config_ambiguous" if configs else "config_missing"
+    raise refused(
+        code, message, file=CONFIG_FILE, remedy="zip one adapter's folder, with adapter_config.json at its top"
     )
-    raise AdapterRefusedError([reason])
 
 
 def _extract_file(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:

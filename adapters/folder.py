@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
-from loraplex.adapters.errors import AdapterRefusedError, Reason
+from loraplex.adapters.errors import AdapterRefusedError
 from loraplex.adapters.file_names import CONFIG_FILE, is_version_file
-from loraplex.adapters.refusals import shown
+from loraplex.adapters.refusals import refused, shown
 
 
 def adapter_root(folder: Path) -> Path:
@@ -26,7 +26,7 @@ def version_files(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in os.listdir(folder) if is_version_file(name)))
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading.
 
     Raises:
@@ -47,10 +47,5 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _not_regular(path: Path, what: str) -> AdapterRefusedError:
-    reason = Reason(
-        code="not_a_regular_file",
-        message=f"{shown(path.name)} is {what}; links are refused and never followed",
-        file=path.name,
-        remedy="put the file itself in its place",
-    )
-    return AdapterRefusedError([reason])
+    message = f"{shown(path.name)} is {what}; links are refused and never followed"
+    return refused("not_a_regular_file", message, file=path.name, remedy="put the file itself in its place")

@@ -10,8 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from loraplex.adapters.base_spec import BaseSpec
-from loraplex.adapters.errors import AdapterRefusedError
-from loraplex.adapters.file_names import CONFIG_FILE, WEIGHTS_FILE, check_file_name, dropped_file_warning, is_version_file
+from loraplex.adapters.file_names import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    check_file_name,
+    dropped_file_warning,
+    is_version_file,
+)
 from loraplex.adapters.folder import adapter_root, open_regular, version_files
 from loraplex.adapters.layout import ModuleLayout, build_layout
 from loraplex.adapters.name_patterns import PatternError, compile_pattern
@@ -68,11 +74,13 @@ def inspect_adapter(
     """
     refusals = Refusals()
     root = adapter_root(folder)
+    if not root.is_dir():
+        refusals.add("folder_missing", f"{shown(str(folder))} is not a folder; give the folder that PEFT saved")
+        refusals.raise_if_any()
     warnings = _check_files(root, refusals)
-    plan = read_plan(root, base, refusals)
+    plan = read_plan(root, base, refusals, max_lora_rank=max_lora_rank)
     if plan.parsed is not None:
         _check_declared_tensors(plan.parsed.config, plan.entries, refusals)
-        _check_ranks(plan.parsed.config, plan.layouts, max_lora_rank, refusals)
         warnings += plan.parsed.warnings + _check_targets(plan.parsed.config, plan.layouts, refusals)
     warnings += check_vocabulary(root, base, refusals)
     attention, mlp = (count_slots(plan.layouts, slot_rank, attention=space) for space in (True, False))
@@ -82,9 +90,11 @@ def inspect_adapter(
     return _facts(root, plan.parsed.config, plan, (attention, mlp), warnings)
 
 
-def read_plan(root: Path, base: BaseSpec, refusals: Refusals) -> AdapterPlan:
+def read_plan(root: Path, base: BaseSpec, refusals: Refusals, *, max_lora_rank: int | None = None) -> AdapterPlan:
     """Read config and headers and map the tensors; complete only if `refusals` stays empty."""
     parsed = _read_config(root, refusals)
+    if parsed is not None and max_lora_rank is not None:
+        _check_ranks(parsed.config, max_lora_rank, refusals)
     entries = read_tensor_index(root, refusals)
     if parsed is None or entries is None:
         return AdapterPlan(parsed, entries or [], [])
@@ -100,7 +110,7 @@ def count_slots(layouts: Sequence[ModuleLayout], slot_rank: int, *, attention: b
 def _check_files(root: Path, refusals: Refusals) -> list[str]:
     warnings = []
     names = sorted(os.listdir(root))
-    has_weights = any(name.endswith(".safetensors") for name in names)
+    has_weights = WEIGHTS_FILE in names or INDEX_FILE in names
     for name in names:
         reason = check_file_name(name)
         if reason is not None and (not has_weights or name.startswith("adapter_model")):
@@ -112,13 +122,11 @@ def _check_files(root: Path, refusals: Refusals) -> list[str]:
 
 def _read_config(root: Path, refusals: Refusals) -> ParsedConfig | None:
     try:
-        with open_regular(root / CONFIG_FILE) as file:
+        with refusals.collecting(), open_regular(root / CONFIG_FILE) as file:
             return parse_config(file.read(MAX_CONFIG_BYTES + 1), refusals)
     except FileNotFoundError:
         remedy = "upload the folder that PEFT's save_pretrained wrote, with adapter_config.json"
         refusals.add("config_missing", f"{CONFIG_FILE} is missing", file=CONFIG_FILE, remedy=remedy)
-    except AdapterRefusedError as error:
-        refusals.extend(list(error.reasons))
     return None
 
 
@@ -133,14 +141,14 @@ def _check_declared_tensors(config: PeftConfig, entries: list[TensorEntry], refu
         refusals.add("tensor_missing", message, file=WEIGHTS_FILE)
 
 
-def _check_ranks(config: PeftConfig, layouts: list[ModuleLayout], max_lora_rank: int, refusals: Refusals) -> None:
+def _check_ranks(config: PeftConfig, max_lora_rank: int, refusals: Refusals) -> None:
+    """By the config alone: a tensor whose rank differs from it is refused anyway."""
     declared = {"r": config.r} | {f"rank_pattern[{shown(key)}]": rank for key, rank in config.rank_pattern.items()}
-    found = {layout.name: layout.rank for layout in layouts}
-    for name, rank in (declared | found).items():
+    for name, rank in declared.items():
         if rank > max_lora_rank:
-            message = f"{name}: rank {shown_value(rank)} > max {max_lora_rank}"
+            message = f"{CONFIG_FILE}: {name}: rank {shown_value(rank)} > max {max_lora_rank}"
             remedy = f"train with r <= {max_lora_rank}, or ask the operator for a larger --max-lora-rank"
-            refusals.add("rank_too_large", message, remedy=remedy)
+            refusals.add("rank_too_large", message, file=CONFIG_FILE, remedy=remedy)
 
 
 def _check_slots(attention: int, mlp: int, num_slots: int, refusals: Refusals) -> None:

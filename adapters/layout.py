@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loraplex.adapters.base_spec import BaseSpec, ModuleSpec
@@ -18,6 +18,16 @@ from loraplex.adapters.tensor_names import (
     unserved_feature,
     why_unmapped,
 )
+
+# Names of tensors with one row or column per token, and the axis it is.
+_VOCABULARY_AXES = {
+    "lora_embedding_A": 1,
+    "lm_head.lora_B.weight": 0,
+    "lm_head.weight": 0,
+    "embed_tokens.weight": 0,
+    "lm_head.base_layer.weight": 0,
+    "embed_tokens.base_layer.weight": 0,
+}
 
 _OTHER_BASE = "is this an adapter of another base?"
 
@@ -38,9 +48,11 @@ class ModuleLayout:
 
 
 def build_layout(
-    entries: Iterable[TensorEntry], rule: ScalingRule, base: BaseSpec, refusals: Refusals
+    entries: Sequence[TensorEntry], rule: ScalingRule, base: BaseSpec, refusals: Refusals
 ) -> list[ModuleLayout]:
     """Map every tensor, or say to `refusals` why not. Pairs with a fault are left out of the result."""
+    if not entries:
+        refusals.add("no_lora_tensors", "there are no LoRA tensors in the file: it would answer as the base does")
     pairs = _pair(_split_names(entries, base, refusals), refusals)
     targets = resolve_modules(pairs, base)
     _refuse_unmapped(pairs, targets, base, refusals)
@@ -56,7 +68,7 @@ _Named = list[tuple[LoraTensorName, TensorEntry]]
 _Pair = dict[str, TensorEntry]  # "A", "B" -> tensor
 
 
-def _split_names(entries: Iterable[TensorEntry], base: BaseSpec, refusals: Refusals) -> _Named:
+def _split_names(entries: Sequence[TensorEntry], base: BaseSpec, refusals: Refusals) -> _Named:
     named: _Named = []
     for entry in entries:
         if (name := parse_lora_name(entry.name)) is not None:
@@ -67,17 +79,14 @@ def _split_names(entries: Iterable[TensorEntry], base: BaseSpec, refusals: Refus
         else:
             message = f"tensor {shown(entry.name)} is unmapped: it is not a lora_A or lora_B weight"
             refusals.add("tensor_unmapped", message, file=entry.file, tensor=entry.name)
-    if not named and not refusals:
-        refusals.add("no_lora_tensors", "there are no LoRA tensors in the file: it would answer as the base does")
     return named
 
 
 def _vocabulary_fault(entry: TensorEntry, base: BaseSpec) -> str:
-    is_of_vocabulary = "embed_tokens" in entry.name or "lm_head" in entry.name
-    if not is_of_vocabulary or len(entry.shape) != 2 or base.vocab_size in entry.shape:
+    axis = next((axis for suffix, axis in _VOCABULARY_AXES.items() if entry.name.endswith(suffix)), None)
+    if axis is None or len(entry.shape) != 2 or entry.shape[axis] == base.vocab_size:
         return ""
-    found = next((size for size in sorted(entry.shape, reverse=True) if size != base.hidden_size), entry.shape[0])
-    return f"; besides, its vocabulary {found} != {base.vocab_size}, the base's"
+    return f"; besides, its vocabulary {entry.shape[axis]} != {base.vocab_size}, the base's"
 
 
 def _pair(named: _Named, refusals: Refusals) -> dict[str, _Pair]:
@@ -115,9 +124,7 @@ def _refuse_unmapped(
         refusals.add("tensor_unmapped", message, file=entry.file, tensor=entry.name)
 
 
-def _module_layout(
-    target: ModuleTarget, pair: _Pair, rule: ScalingRule, refusals: Refusals
-) -> ModuleLayout | None:
+def _module_layout(target: ModuleTarget, pair: _Pair, rule: ScalingRule, refusals: Refusals) -> ModuleLayout | None:
     if len(pair) < 2:
         return None
     lora_a, lora_b = pair["A"], pair["B"]

@@ -9,7 +9,6 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from loraplex.adapters.errors import AdapterRefusedError, Reason
 from loraplex.adapters.file_names import CONFIG_FILE
 from loraplex.adapters.name_patterns import NamePatterns, PatternError
 from loraplex.adapters.peft_features import check_features
@@ -21,9 +20,25 @@ MAX_PATTERN_KEYS: Final = 2_048
 
 # Of no effect on what the adapter computes: how it was trained, or where it came from.
 _HARMLESS_KEYS: Final = frozenset(
-    "auto_mapping corda_config ensure_weight_tying eva_config exclude_modules inference_mode layers_pattern "
-    "layers_to_transform loftq_config lora_dropout lora_ga_config megatron_core merge_weights peft_version "
-    "qalora_group_size revision runtime_config".split()
+    (
+        "auto_mapping",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "merge_weights",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+    )
 )
 
 
@@ -103,15 +118,6 @@ def parse_config(data: bytes, refusals: Refusals) -> ParsedConfig | None:
     return None if rule is None else ParsedConfig(config, rule, _warnings(config, fields))
 
 
-def read_config(data: bytes) -> ParsedConfig:
-    """`parse_config` for callers with nothing else to collect. Raises AdapterRefusedError."""
-    refusals = Refusals()
-    parsed = parse_config(data, refusals)
-    if parsed is None or refusals:
-        raise AdapterRefusedError(refusals.reasons)
-    return parsed
-
-
 def _check_peft_type(fields: JsonObject, refusals: Refusals) -> bool:
     peft_type = fields.get("peft_type")
     if peft_type == "LORA":
@@ -177,14 +183,9 @@ def _name_bad_patterns(name: str, keys: Mapping[str, object], refusals: Refusals
         try:
             NamePatterns([key])
         except PatternError as error:
-            refusals.add_reason(
-                Reason(
-                    code="config_pattern",
-                    message=f"{CONFIG_FILE}: the key {shown(key)} of {name} {error}",
-                    file=CONFIG_FILE,
-                    remedy="write the module's name, or a simpler regular expression",
-                )
-            )
+            message = f"{CONFIG_FILE}: the key {shown(key)} of {name} {error}"
+            remedy = "write the module's name, or a simpler regular expression"
+            refusals.add("config_pattern", message, file=CONFIG_FILE, remedy=remedy)
 
 
 def _warnings(config: PeftConfig, fields: JsonObject) -> list[str]:

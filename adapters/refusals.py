@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from loraplex.adapters.errors import AdapterRefusedError, Reason
 
@@ -21,6 +23,13 @@ def shown_value(value: object) -> str:
     """A JSON value from an upload, bounded."""
     text = json.dumps(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
+
+
+def refused(
+    code: str, message: str, *, file: str | None = None, tensor: str | None = None, remedy: str | None = None
+) -> AdapterRefusedError:
+    """The error for a single fault after which there is nothing more to check."""
+    return AdapterRefusedError([Reason(code=code, message=message, file=file, tensor=tensor, remedy=remedy)])
 
 
 class Refusals:
@@ -51,7 +60,15 @@ class Refusals:
         if self._num_by_code[reason.code] <= _MAX_PER_CODE:
             self._reasons.append(reason)
 
-    def extend(self, reasons: list[Reason]) -> None:
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Take over the reasons of an AdapterRefusedError raised inside."""
+        try:
+            yield
+        except AdapterRefusedError as error:
+            self.extend(error.reasons)
+
+    def extend(self, reasons: Iterable[Reason]) -> None:
         for reason in reasons:
             self.add_reason(reason)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, TypeGuard
 
+from loraplex.adapters.errors import AdapterRefusedError
 from loraplex.adapters.folder import open_regular
-from loraplex.adapters.refusals import Refusals, shown
+from loraplex.adapters.refusals import Refusals, refused, shown
 from loraplex.adapters.strict_json import JsonError, JsonObject, parse_json_object
 
 MAX_HEADER_BYTES: Final = 16 << 20
@@ -42,11 +43,11 @@ def read_header(path: Path, refusals: Refusals) -> list[TensorEntry]:
     """The tensors of the file at `path`, in the order of their bytes; faults go to `refusals`.
 
     Raises:
-        AdapterRefusedError: `path` is a link or no regular file.
         OSError: it cannot be read.
     """
-    with open_regular(path) as file:
+    with refusals.collecting(), open_regular(path) as file:
         return _HeaderParser(path.name, os.fstat(file.fileno()).st_size, refusals).parse(file)
+    return []
 
 
 class _HeaderParser:
@@ -57,36 +58,33 @@ class _HeaderParser:
 
     def parse(self, file: BinaryIO) -> list[TensorEntry]:
         fields = self._read_json(file)
-        if fields is None:
-            return []
         data_start = file.tell()
         metadata = fields.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            self._refuse("header_invalid", "__metadata__ must be an object of strings")
+            raise self._fault("header_invalid", "has a __metadata__ that is not an object of strings")
         if len(fields) > MAX_TENSORS:
-            self._refuse("too_many_tensors", f"has {len(fields)} tensors; at most {MAX_TENSORS} are allowed")
-            return []
+            raise self._fault("too_many_tensors", f"has {len(fields)} tensors; at most {MAX_TENSORS} are allowed")
         parsed = [self._entry(name, value, data_start) for name, value in fields.items()]
         entries = sorted((entry for entry in parsed if entry is not None), key=lambda entry: entry.start)
         if len(entries) == len(parsed):
             self._check_coverage(entries, data_start)
         return entries
 
-    def _read_json(self, file: BinaryIO) -> JsonObject | None:
+    def _read_json(self, file: BinaryIO) -> JsonObject:
         if self._file_bytes < 8:
             what = "is empty" if self._file_bytes == 0 else f"is {self._file_bytes} bytes long"
-            return self._refuse("header_truncated", f"{what}: shorter than the 8 bytes of a safetensors header length")
+            raise self._fault("header_truncated", f"{what}: shorter than the 8 bytes of a safetensors header length")
         num_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes > MAX_HEADER_BYTES:
-            message = f"states a header of {num_bytes} bytes: too large (at most {MAX_HEADER_BYTES}), or not safetensors"
-            return self._refuse("header_too_large", message)
+            fault = f"states a header of {num_bytes} bytes: too large (at most {MAX_HEADER_BYTES}), or not safetensors"
+            raise self._fault("header_too_large", fault)
         if num_bytes > self._file_bytes - 8:
-            message = f"is truncated: its header is {num_bytes} bytes long, longer than the file"
-            return self._refuse("header_truncated", message)
+            fault = f"is truncated: its header is {num_bytes} bytes long, longer than the file"
+            raise self._fault("header_truncated", fault)
         try:
             return parse_json_object(file.read(num_bytes), max_bytes=MAX_HEADER_BYTES, max_items=20 * MAX_TENSORS)
         except JsonError as error:
-            return self._refuse("header_invalid", f"has an invalid safetensors header: it {error}")
+            raise self._fault("header_invalid", f"has an invalid safetensors header: it {error}") from error
 
     def _entry(self, name: str, value: object, data_start: int) -> TensorEntry | None:
         fault = _entry_fault(name, value)
@@ -114,19 +112,19 @@ class _HeaderParser:
         for entry in entries:
             if entry.start != position:
                 fault = "overlaps the tensor before it" if entry.start < position else "leaves a hole before it"
-                self._refuse("offset_invalid", f"has an invalid offset: tensor {shown(entry.name)} {fault}", entry.name)
-                return
+                fault = f"has an invalid offset: tensor {shown(entry.name)} {fault}"
+                raise self._fault("offset_invalid", fault, tensor=entry.name)
             position += entry.num_bytes
         if position > self._file_bytes:
-            message = f"is truncated: its tensors need {position} bytes, the file has {self._file_bytes}"
-            self._refuse("file_truncated", message)
-        elif position < self._file_bytes:
-            message = f"has {self._file_bytes - position} bytes after the last tensor, which no tensor covers"
-            self._refuse("trailing_bytes", message)
+            fault = f"is truncated: its tensors need {position} bytes, the file has {self._file_bytes}"
+            raise self._fault("file_truncated", fault)
+        if position < self._file_bytes:
+            fault = f"has {self._file_bytes - position} bytes after the last tensor, which no tensor covers"
+            raise self._fault("trailing_bytes", fault)
 
-    def _refuse(self, code: str, fault: str, tensor: str | None = None) -> None:
+    def _fault(self, code: str, fault: str, *, tensor: str | None = None) -> AdapterRefusedError:
         message = f"{shown(self._file_name)} {fault}"
-        self._refusals.add(code, message, file=self._file_name, tensor=tensor, remedy=_REUPLOAD)
+        return refused(code, message, file=self._file_name, tensor=tensor, remedy=_REUPLOAD)
 
 
 def _entry_fault(name: str, value: object) -> str | None:

@@ -22,7 +22,7 @@ def check_selection(selection: LoraSelection, pinned: Collection[AdapterRef], *,
 def check_pin(
     ref: AdapterRef, pinned: Collection[AdapterRef], accepted: Iterable[LoraSelection], *, num_slots: int
 ) -> None:
-    """Raise NeverFitsError when `ref`, pinned too, would leave no slot in a space or no room for an accepted request."""
+    """Raise NeverFitsError when pinning `ref` leaves no slot in a space, or no room for an accepted request."""
     after = [*pinned, ref]
     for space, needed, total in (
         ("attention", ref.num_attention_slots, sum(other.num_attention_slots for other in after)),
@@ -35,7 +35,9 @@ def check_pin(
             )
     for selection in accepted:
         if any(needed > left for _, needed, left in _demands(selection, after, num_slots)):
-            raise NeverFitsError("requests that were already accepted would no longer fit; pin again when they are done")
+            raise NeverFitsError(
+                "requests that were already accepted would no longer fit; pin again when they are done"
+            )
 
 
 def _demands(

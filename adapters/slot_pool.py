@@ -137,7 +137,10 @@ class SlotPool:
         faults = []
         owned_attention = [slot for holder in self._holders.values() for slot in holder.slots.attention]
         owned_mlp = [slot for holder in self._holders.values() for slot in holder.slots.mlp]
-        for space, owned in (("attention", owned_attention + self._free_attention), ("MLP", owned_mlp + self._free_mlp)):
+        for space, owned in (
+            ("attention", owned_attention + self._free_attention),
+            ("MLP", owned_mlp + self._free_mlp),
+        ):
             counts = Counter(owned)
             faults += [f"{space} slot {slot} has {num} owners" for slot, num in counts.items() if num > 1]
             lost = set(range(self.num_slots)) - counts.keys()

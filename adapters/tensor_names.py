@@ -33,7 +33,10 @@ _UNSERVED: Final = tuple(
         (r"\.lora_(velora|monteclora|diag)", "an extra of a LoRA variant that is not served yet"),
         (r"\.base_layer\.weight$", "a copy of the base's own weights; save with save_embedding_layers=False"),
         (r"\.bias$", "a trained bias of the base (bias), which is not served yet"),
-        (r"(lm_head|embed_tokens)\.weight$", "a whole matrix (modules_to_save or a resized vocabulary), not served yet"),
+        (
+            r"(lm_head|embed_tokens)\.weight$",
+            "a whole matrix (modules_to_save or a resized vocabulary), not served yet",
+        ),
         (r"norm[^.]*\.weight$", "a trained norm (modules_to_save), which is not served yet"),
         (r"\.lora_[ab]$", "named as MLX does; convert the adapter to PEFT's names and layout"),
     )
@@ -100,7 +103,7 @@ def _resolve(
 
 
 def _targets_by_path(base: BaseSpec) -> dict[str, tuple[ModuleSpec, ...]]:
-    targets = {spec.path: (spec,) for spec in base.modules()}
+    targets: dict[str, tuple[ModuleSpec, ...]] = {spec.path: (spec,) for spec in base.modules()}
     for layer in range(base.num_layers):
         for path, projections in _FUSED.items():
             specs = tuple(base.module(layer, projection) for projection in projections)

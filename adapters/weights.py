@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def load_weights(folder: Path, base: BaseSpec) -> AdapterWeights:
 
 
 def _split(layout: ModuleLayout, lora_a: Tensor, lora_b: Tensor) -> list[ModuleWeights]:
-    rows = lora_b.split([spec.out_features for spec in layout.specs])
+    rows = torch.split_with_sizes(lora_b, [spec.out_features for spec in layout.specs])
     return [
         ModuleWeights(layer=spec.layer, projection=spec.projection, lora_a=lora_a, lora_b=part)
         for spec, part in zip(layout.specs, rows, strict=True)
@@ -89,10 +90,10 @@ def _read_tensors(root: Path, entries: list[TensorEntry], refusals: Refusals) ->
     return tensors
 
 
-def _read_tensor(file: BinaryIO, entry: TensorEntry, refusals: Refusals) -> Tensor:
+def _read_tensor(file: BufferedReader, entry: TensorEntry, refusals: Refusals) -> Tensor:
     """Own memory per tensor; its size was compared with the file's when the header was read."""
     tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-    raw = memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+    raw = tensor.view(torch.uint8).numpy().data.cast("B")
     file.seek(entry.start)
     if file.readinto(raw) != entry.num_bytes:
         refusals.add("file_truncated", f"{shown(entry.file)} ended while it was read", file=entry.file)
