@@ -10,6 +10,9 @@ from torch import Tensor
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.runner.ranking import ranking_keys, token_ranks, top_token_ids
 
+# Rows described at once: bounds the int64 keys and the float32 logprobs of the whole vocabulary.
+MAX_LOGPROB_ROWS = 64
+
 
 def compute_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Describe `token_ids[i]` and the `num_top[i]` most likely tokens at row i of `logits [R, V]`.
@@ -17,8 +20,14 @@ def compute_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence
     `logits` are finite float32 and unmodified by sampling parameters. Values are natural logarithms in float32;
     equal ones rank by the lower token id.
     """
-    if not token_ids:
-        return []
+    described: list[TokenLogprobs] = []
+    for start in range(0, len(token_ids), MAX_LOGPROB_ROWS):
+        piece = slice(start, start + MAX_LOGPROB_ROWS)
+        described += _describe(logits[piece], token_ids[piece], num_top[piece])
+    return described
+
+
+def _describe(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     chosen = torch.tensor(token_ids, device=logits.device)
     keys = ranking_keys(logits)
     ranks = token_ranks(keys, chosen).tolist()

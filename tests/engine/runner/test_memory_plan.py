@@ -25,7 +25,8 @@ FOOTPRINT = ModelFootprint(
 
 
 def create_config(**settings: Any) -> EngineConfig:
-    return EngineConfig(**({"model": "folder", "adapter_host_memory_bytes": 0} | settings))
+    defaults: dict[str, Any] = {"model": "folder", "adapter_host_memory_bytes": 0}
+    return EngineConfig(**(defaults | settings))
 
 
 def device_of(total: int, available: int | None = None) -> DeviceMemory:
@@ -46,7 +47,7 @@ def test_the_fraction_of_the_device_is_divided_without_a_rest() -> None:
 
 def test_a_gpu_counts_from_its_total_and_a_cpu_from_what_is_available() -> None:
     memory = device_of(8 * GIB, available=6 * GIB)
-    config = {"gpu_memory_utilization": 0.5, "adapter_slots": 1}
+    config: dict[str, Any] = {"gpu_memory_utilization": 0.5, "adapter_slots": 1}
     assert plan(create_config(device="cuda", **config), memory).num_blocks == 4096 - 380
     assert plan(create_config(device="cpu", **config), memory).num_blocks == 3072 - 380
 
@@ -57,7 +58,7 @@ def test_a_gpu_never_plans_with_what_others_hold() -> None:
 
 
 def test_the_host_cache_shares_a_cpus_memory_and_takes_at_most_a_quarter() -> None:
-    settings = {"adapter_slots": 1, "gpu_memory_utilization": 1.0, "adapter_host_memory_bytes": 4 * GIB}
+    settings: dict[str, Any] = {"adapter_slots": 1, "gpu_memory_utilization": 1.0, "adapter_host_memory_bytes": 4 * GIB}
     assert plan(create_config(device="cpu", **settings), device_of(4 * GIB)).adapter_host_memory_bytes == GIB
     assert plan(create_config(device="cpu", **settings), device_of(4 * GIB)).num_blocks == 3072 - 380
     assert plan(create_config(device="cuda", **settings), device_of(4 * GIB)).adapter_host_memory_bytes == 4 * GIB

@@ -166,7 +166,7 @@ def test_min_tokens_hides_every_end_until_then() -> None:
     logits = torch.zeros(4, VOCAB)
     logits[:, 2], logits[:, 3], logits[:, 9] = 9.0, 8.0, 7.0
     logits[:, 17] = 1.0
-    ends = {"eos": frozenset({2, 9}), "stop_token_ids": (3,), "temperature": 0.0, "min_tokens": 2}
+    ends: dict[str, Any] = {"eos": frozenset({2, 9}), "stop_token_ids": (3,), "temperature": 0.0, "min_tokens": 2}
     requests = [
         create_request(**ends),
         create_request(**ends, ignore_eos=True),
