@@ -124,6 +124,7 @@ class EngineHandle:
 async def _spawn() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # never import what lies in the folder that the server was started in
         "-m",
         "loraplex.engine.frontend.engine_process",
         stdin=asyncio.subprocess.PIPE,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
+import msgspec
+
 from loraplex.adapters.errors import AdapterRefusedError, InvalidRequestError
 from loraplex.adapters.folder import adapter_root
 from loraplex.adapters.inspection import inspect_adapter
@@ -19,11 +21,13 @@ from loraplex.adapters.ref import BASE, AdapterRef, LoraSelection, SelectionPart
 from loraplex.adapters.values import check_values
 from loraplex.engine.build import build_engine_core
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ConfigurationError
 from loraplex.engine.frontend.chunk import GenerationChunk
 from loraplex.engine.frontend.local_source import LocalAdapterSource
 from loraplex.engine.frontend.offline_batch import OfflineBatch
 from loraplex.engine.frontend.tokenizer import Tokenizer
 from loraplex.engine.messages import GenerateRequest, IntegrityReport
+from loraplex.engine.models.base_spec import build_base_spec
 from loraplex.engine.outputs import FinishReason, TokenLogprobs
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -54,6 +58,10 @@ class GenerationOutput:
     num_cached_tokens: int
 
 
+class _StrictConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """EngineConfig that refuses names it does not know."""
+
+
 class LLM:
     """One engine in this process and thread. `settings` are fields of EngineConfig, such as `dtype`.
 
@@ -74,7 +82,7 @@ class LLM:
     ) -> None:
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(model)
         self._source = LocalAdapterSource()
-        self._core, self.info = build_engine_core(EngineConfig(model=str(model), **settings), self._source)
+        self._core, self.info = build_engine_core(_engine_config(model, settings), self._source)
         self._base = build_base_spec(Path(model))
         self._adapters = {name: self._add_adapter(Path(folder)) for name, folder in (adapters or {}).items()}
         self._batch_ids = itertools.count()
@@ -171,6 +179,14 @@ class LLM:
         if reasons := check_values(folder):
             raise AdapterRefusedError(reasons)
         return AdapterRef(self._source.add(folder), facts.num_attention_slots, facts.num_mlp_slots)
+
+
+def _engine_config(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:
+    """The settings with their types checked, as they are for an engine process by crossing to it."""
+    try:
+        return msgspec.convert({"model": str(model), **settings}, _StrictConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"a setting of the engine cannot work: {error}") from error
 
 
 def _one_each(given: T | Sequence[T], count: int, name: str) -> Sequence[T]:

@@ -183,7 +183,7 @@ class EngineSession:
 
     async def _is_drained(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while self._streams and time.monotonic() < deadline:
+        while self._streams and self._error is None and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
         return not self._streams
 

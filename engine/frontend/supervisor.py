@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -35,6 +35,7 @@ class Supervisor:
         self._on_ready: list[Callable[[], Awaitable[None]]] = []
         self._handle: EngineHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
         self._crashes = CrashCounter()
         self._crash: asyncio.Future[CrashReport] | None = None
         self.state = EngineState.STARTING
@@ -49,8 +50,10 @@ class Supervisor:
         return self._handle.pid if self._handle else None
 
     def on_ready(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call `callback` whenever an engine has become ready, the first included: a new engine knows no pins."""
+        """Call `callback` whenever an engine has become ready, also when one is already: a new one knows no pins."""
         self._on_ready.append(callback)
+        if self.state is EngineState.READY:
+            self._tell_ready([callback])
 
     async def start(self) -> None:
         """Start the first engine. Its refusal to start is raised, and not tried again."""
@@ -60,7 +63,7 @@ class Supervisor:
         except BaseException:
             self.state = EngineState.STOPPED
             raise
-        await self._become_ready()
+        self._become_ready()
         self._watcher = asyncio.create_task(self._watch(self._handle), name="engine-supervisor")
 
     async def crashed(self) -> CrashReport:
@@ -73,9 +76,10 @@ class Supervisor:
         if self.state in (EngineState.DRAINING, EngineState.STOPPED):
             return
         self.state = EngineState.DRAINING
-        if self._watcher:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        tasks = [*self._telling, *([self._watcher] if self._watcher else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._handle:
             await self._handle.session.drain(grace_s)
             await self._handle.end()
@@ -90,7 +94,7 @@ class Supervisor:
             if successor is None:
                 return
             self._handle = handle = successor
-            await self._become_ready()
+            self._become_ready()
 
     async def _restart(self, last_request_ids: list[str]) -> EngineHandle | None:
         """A new engine; None when the supervisor gave up. A failed start counts as one more death."""
@@ -106,14 +110,16 @@ class Supervisor:
         )
         return None
 
-    async def _become_ready(self) -> None:
+    def _become_ready(self) -> None:
         self._crashes.serving()
         self.state = EngineState.READY
-        for callback in self._on_ready:
-            try:
-                await callback()
-            except LoraplexError as error:  # e.g. a pinned version that cannot be read: the engine serves on
-                logger.error("after the engine became ready: %s", error)
+        self._tell_ready(self._on_ready)
+
+    def _tell_ready(self, callbacks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """In a task of its own: a callback may wait for this very engine, whose death must be noticed meanwhile."""
+        task = asyncio.create_task(_call_all(tuple(callbacks)), name="engine-ready")
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     def _give_up(self, report: CrashReport) -> None:
         self.state = EngineState.STOPPED
@@ -142,3 +148,11 @@ class CrashCounter:
         self._deaths = [death for death in self._deaths if self._served_s - death <= CRASH_WINDOW_S]
         self._deaths.append(self._served_s)
         return len(self._deaths)
+
+
+async def _call_all(callbacks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    for callback in callbacks:
+        try:
+            await callback()
+        except LoraplexError as error:  # e.g. a pinned version that cannot be read: the engine serves on
+            logger.error("after the engine became ready: %s", error)
