@@ -172,7 +172,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     message = "; ".join(_describe(fault) for fault in faults[:5])
-    param = _field(faults[0]["loc"]) or None
+    param = None if faults[0]["type"] == "json_invalid" else _field(faults[0]["loc"]) or None
     return JSONResponse(_shape(400, message, code=InvalidRequestError.code, param=param), status_code=400)
 
 
@@ -205,8 +205,7 @@ def _request_id(request: Request) -> str | None:
 
 def _field(location: Sequence[int | str]) -> str:
     """`("body", "messages", 0, "content")` -> `messages.0.content`, without the names of pydantic's own branches."""
-    parts = [str(part) for part in location[1:]]
-    return ".".join(part for part in parts if "[" not in part)
+    return ".".join(str(part) for part in location[1:] if "[" not in str(part))
 
 
 def _describe(fault: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from loraplex.platform.api_keys import endpoints as key_endpoints
 from loraplex.platform.api_keys.principal import Scope, TenantContext
@@ -145,7 +146,7 @@ def create_base_app(settings: Settings, installation: Installation, registry: Re
 
 
 @asynccontextmanager
-async def serve(app: FastAPI) -> AsyncIterator[int]:
+async def serve(app: ASGIApp) -> AsyncIterator[int]:
     """The app on a real socket of this machine, and its port."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
     task = asyncio.create_task(server.serve())
