@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import dataclass
 
 from loraplex.adapters.errors import InvalidRequestError
+from loraplex.adapters.ref import LoraSelection
 from loraplex.engine.core.block_hash import MAX_SALT_BYTES
 from loraplex.engine.errors import ContextLengthError
 from loraplex.engine.messages import GenerateRequest
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class RequestIntake:
                 f"cache_salt has {len(message.cache_salt)} bytes; at most {MAX_SALT_BYTES} are allowed",
                 param="cache_salt",
             )
+        selection = _canonical(message.selection)
         arrival_time = time.monotonic()
         return Request(
             request_id=message.request_id,
@@ -50,7 +55,7 @@ class RequestIntake:
             max_tokens=self._resolve_max_tokens(len(message.prompt_token_ids), params.max_tokens),
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             eos_token_ids=self._limits.eos_token_ids,
-            selection=message.selection,
+            selection=selection,
             arrival_time=arrival_time,
             tenant_id=message.tenant_id,
             cache_salt=message.cache_salt,
@@ -87,3 +92,11 @@ class RequestIntake:
                 param="prompt",
             )
         return room if max_tokens is None else min(max_tokens, room)
+
+
+def _canonical(selection: LoraSelection) -> LoraSelection:
+    """The form that equal selections share, so that they share prefixes too, whatever form they came in."""
+    for ref in selection.refs:
+        if not _SHA256.fullmatch(ref.digest):
+            raise InvalidRequestError(f"{ref.digest!r} is not an adapter's digest (64 hex characters)", param="lora")
+    return LoraSelection.of(selection.parts)

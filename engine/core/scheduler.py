@@ -271,10 +271,6 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests or self._outputs)
 
-    def get_request(self, request_id: str) -> Request:
-        """An accepted, unfinished request, to look at."""
-        return self._requests[request_id]
-
     @property
     def num_requests(self) -> int:
         return len(self._requests)

@@ -1,4 +1,4 @@
-"""A model without tensors: every token depends on all before it, so any mix-up of KV or adapters shows in the output."""
+"""A model without tensors: each token depends on all before it, so a mix-up of KV or adapters shows in the output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
 from loraplex.engine.scheduler_output import RequestResult, RunnerOutput, ScheduledRequest, SchedulerOutput
-
 from tests.engine.core.fake_adapters import FakeAdapters
 
 VOCAB_SIZE = 97
@@ -96,8 +95,10 @@ class FakeRunner:
         return RequestResult(request_id=request.request_id, token_id=token_id, prompt_logprobs=prompt_logprobs)
 
     def _is_poisoned(self, request: Request) -> bool:
-        return self.non_finite.get(request.request_id, request.max_tokens) <= request.num_output_tokens < (
-            request.max_tokens
+        return (
+            self.non_finite.get(request.request_id, request.max_tokens)
+            <= request.num_output_tokens
+            < (request.max_tokens)
         )
 
     def _check_slots(self, entry: ScheduledRequest) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from loraplex.adapters.ref import BASE, LoraSelection, SelectionPart
 from loraplex.engine.messages import UnloadAdapter
-
 from tests.engine.core.world import World, make_request, ref, select, solo_tokens
 
 L70 = list(range(70))
@@ -138,7 +137,9 @@ class TestChoicesOfOneParent:
             world.add(make_request(f"c{index}", 30, seed=index, leader=leader))
         world.run()
 
-        computed = {f"c{index}": sum(step.get(f"c{index}", 0) for step in world.runner.num_tokens) for index in range(4)}
+        computed = {
+            f"c{index}": sum(step.get(f"c{index}", 0) for step in world.runner.num_tokens) for index in range(4)
+        }
         assert computed == {"c0": 30 + 3, "c1": 2 + 3, "c2": 2 + 3, "c3": 2 + 3}
         for index in range(4):
             assert world.tokens(f"c{index}") == solo_tokens(make_request("", 30, seed=index))

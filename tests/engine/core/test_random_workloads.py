@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from loraplex.adapters.ref import BASE, LoraSelection
 from loraplex.engine.messages import GenerateRequest
 from loraplex.engine.outputs import FinishReason
-
 from tests.engine.core.fake_adapters import FakeAdapters
 from tests.engine.core.world import World, make_request, ref, select, solo_tokens
 
-SELECTIONS = [BASE, select("a"), select("b"), select("c"), select("a", "b"), LoraSelection.single(ref("big", attention=2))]
+SELECTIONS = [
+    BASE,
+    select("a"),
+    select("b"),
+    select("c"),
+    select("a", "b"),
+    LoraSelection.single(ref("big", attention=2)),
+]
 BLOCK_SIZE = 4
 
 

@@ -12,9 +12,7 @@ from loraplex.engine.core.engine_core import EngineCore, create_engine_core
 from loraplex.engine.core.request_intake import ModelLimits
 from loraplex.engine.messages import CallReply, EngineCall, GenerateRequest
 from loraplex.engine.outputs import FinishReason, RequestOutput
-from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-
 from tests.engine.core.fake_adapters import FakeAdapters
 from tests.engine.core.fake_runner import VOCAB_SIZE, FakeRunner, chain_of, next_token
 
@@ -93,9 +91,7 @@ class World:
         )
         self.adapters = adapters or FakeAdapters()
         self.runner = FakeRunner(block_size, self.adapters)
-        self.limits = ModelLimits(
-            max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
-        )
+        self.limits = ModelLimits(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
         self.core: EngineCore = create_engine_core(
             config=config, num_blocks=num_blocks, limits=self.limits, runner=self.runner, adapters=self.adapters
         )
@@ -131,10 +127,6 @@ class World:
                 return count
             self.step()
         raise AssertionError(f"{request_id} did not start within {max_steps} steps")
-
-    def request(self, request_id: str) -> Request:
-        """The engine's own state of a live request."""
-        return self.core.scheduler.get_request(request_id)
 
     def tokens(self, request_id: str) -> list[int]:
         return [token for output in self.outputs.get(request_id, []) for token in output.new_token_ids]
