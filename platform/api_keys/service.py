@@ -47,11 +47,11 @@ class CreatedKey:
 class ApiKeyService:
     """Keys of tenants, and platform keys (tenant None)."""
 
-    def __init__(self, database: Database, secret_key: SecretKey) -> None:
+    def __init__(self, database: Database, secret_key: SecretKey, *, cache: PrincipalCache | None = None) -> None:
         self._database = database
         self._pepper = secret_key.subkey("api-key")
         self._contexts = TenantContexts(secret_key)
-        self._cache = PrincipalCache()
+        self._cache = PrincipalCache() if cache is None else cache
 
     async def authenticate(self, secret: str) -> Principal:
         """Who holds this key. Raises AuthenticationError if it is unknown, revoked or expired.

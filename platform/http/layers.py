@@ -8,10 +8,11 @@ from fastapi.middleware.cors import CORSMiddleware
 from loraplex.platform.http.authentication import AuthenticationMiddleware
 from loraplex.platform.http.body_limit import BodyLimitMiddleware
 from loraplex.platform.http.request_id import CLIENT_REQUEST_ID_HEADER, REQUEST_ID_HEADER, RequestIdMiddleware
+from loraplex.platform.http.unread_body import UnreadBodyMiddleware
 
 
 def install_layers(app: FastAPI, *, cors_origins: tuple[str, ...] = ()) -> None:
-    """Outermost first: request id, CORS (a browser's preflight carries no key), authentication, body cap."""
+    """Outermost first: unread bodies, request id, CORS (a preflight carries no key), authentication, body cap."""
     app.add_middleware(BodyLimitMiddleware)  # each layer goes around those added before
     app.add_middleware(AuthenticationMiddleware)
     if cors_origins:
@@ -23,3 +24,4 @@ def install_layers(app: FastAPI, *, cors_origins: tuple[str, ...] = ()) -> None:
             expose_headers=[REQUEST_ID_HEADER, CLIENT_REQUEST_ID_HEADER, "retry-after"],
         )
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(UnreadBodyMiddleware)

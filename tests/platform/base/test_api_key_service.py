@@ -84,18 +84,15 @@ async def test_a_revocation_counts_at_once_also_for_a_key_in_use(data_dir: Path)
         assert actions == ["key.create", "key.revoke"]
 
 
-async def test_another_processs_revocation_counts_when_the_entry_is_stale(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(cache_module.time, "monotonic", lambda: now)
+async def test_another_processs_revocation_counts_when_the_entry_is_stale(data_dir: Path) -> None:
+    now = [100.0]
     async with open_database(data_dir) as database:
-        monkeypatch.setattr(PrincipalCache.__init__, "__kwdefaults__", {"clock": lambda: now})
-        here, elsewhere = ApiKeyService(database, SECRET), ApiKeyService(database, SECRET)
+        here = ApiKeyService(database, SECRET, cache=PrincipalCache(clock=lambda: now[0]))
+        elsewhere = ApiKeyService(database, SECRET)
         secret, key_id = await create(here)
         await here.authenticate(secret)
         await elsewhere.revoke(key_id, None, actor="host")
-        now += LIFETIME_S
+        now[0] += LIFETIME_S
         with pytest.raises(AuthenticationError):
             await here.authenticate(secret)
 

@@ -31,7 +31,9 @@ def add_routes(app: FastAPI) -> None:
     async def models(tenant: RequestTenant, principal: CurrentPrincipal, request_id: RequestId) -> dict[str, str]:
         return {"tenant": tenant.name, "key": principal.key_id, "request_id": request_id}
 
-    @app.post("/api/v1/tenants/{tenant}/adapters/{adapter}/versions")
+    @app.post(
+        "/api/v1/tenants/{tenant}/adapters/{adapter}/versions", dependencies=[require_scope(KeyScope.ADAPTERS_WRITE)]
+    )
     async def upload(request: Request, tenant: PathTenant) -> int:
         return sum([len(chunk) async for chunk in request.stream()])
 
@@ -224,7 +226,9 @@ async def send_endlessly(port: int, path: str, key: dict[str, str]) -> tuple[int
     return int(status_line.split()[1]), json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("kind", ["no key", "unknown key", "revoked key", "other tenant's key", "deleted tenant"])
+@pytest.mark.parametrize(
+    "kind", ["no key", "unknown key", "revoked key", "other tenant's key", "deleted tenant", "no scope"]
+)
 async def test_an_endless_upload_without_right_is_answered_and_cut_off_before_a_mebibyte(
     world: BaseWorld, kind: str
 ) -> None:
@@ -233,7 +237,8 @@ async def test_an_endless_upload_without_right_is_answered_and_cut_off_before_a_
     counted = ByteCounter(world.app)
     async with serve(counted) as port:
         answered, error = await send_endlessly(port, UPLOAD, key)
-    assert (answered, error["type"]) == (status, "authentication_error" if status == 401 else "not_found_error")
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+    assert (answered, error["type"]) == (status, kinds[status])
     assert counted.num_received < 1 << 20
     assert world.installation.tenants.in_flight[acme.id] == 0
 
@@ -246,6 +251,8 @@ async def unfit_key(world: BaseWorld, kind: str) -> tuple[dict[str, str], int]:
     if kind == "other tenant's key":
         return await world.key(KeyScope.ADAPTERS_WRITE, tenant=await world.tenant("other")), 404
     acme = await world.installation.tenants.context("acme")
+    if kind == "no scope":
+        return await world.key(KeyScope.ADAPTERS_READ, tenant=acme), 403
     created = await world.installation.api_keys.create(
         name="k", scopes=[KeyScope.ADAPTERS_WRITE], tenant=acme, granted_by=None
     )

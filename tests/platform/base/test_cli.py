@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from loraplex.platform.api_keys.principal import Principal
+from loraplex.platform.api_keys.principal import Principal, Scope
 from loraplex.platform.cli import db, key, tenant, version
 from loraplex.platform.installation import open_installation
 from tests.platform.helpers import create_settings
@@ -93,7 +93,8 @@ def test_a_tenants_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> N
     assert code == 0
     principal = holder(tmp_path, secret)
     assert principal.tenant is not None
-    assert (principal.tenant.name, principal.scopes) == ("acme", {"infer", "adapters:read"})
+    assert principal.tenant.name == "acme"
+    assert principal.scopes == {Scope.INFER, Scope.ADAPTERS_READ}
     columns = run("key", "list", "--tenant", "acme")[1].split("\t")
     assert columns == [principal.key_id, secret[:12], "active", "adapters:read,infer", "ci"]
     assert run("key", "list")[1] == ""

@@ -24,6 +24,9 @@ def tree(root: type[LoraplexError] = LoraplexError) -> Iterator[type[LoraplexErr
         yield from tree(leaf)
 
 
+KINDS: list[type[LoraplexError]] = sorted(set(tree()), key=lambda kind: str(kind))
+
+
 class Message(BaseModel):
     role: Literal["user", "system"]
     content: str
@@ -66,7 +69,7 @@ def check_shape(reply: httpx.Response) -> dict[str, object]:
     return dict(error)
 
 
-@pytest.mark.parametrize("kind", sorted(set(tree()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_error_has_its_own_code_a_status_and_the_one_shape(kind: type[LoraplexError]) -> None:
     error = kind([Reason(code="a", message="why")]) if issubclass(kind, AdapterRefusedError) else kind("why", param="x")
     rendered = error_response(error, request_id="req_1")
@@ -78,7 +81,7 @@ def test_every_error_has_its_own_code_a_status_and_the_one_shape(kind: type[Lora
 
 
 def test_every_error_is_in_the_table_and_codes_are_not_shared() -> None:
-    own = [kind for kind in set(tree()) if kind.__module__.startswith("loraplex.")]
+    own = [kind for kind in KINDS if kind.__module__.startswith("loraplex.")]
     assert [kind for kind in own if kind not in HTTP_STATUS and "code" in vars(kind)] == []
     codes = [kind.code for kind in own if "code" in vars(kind)]
     assert len(codes) == len(set(codes))
