@@ -54,8 +54,8 @@ class DecoderLayer:
         config = self.config
         qkv = self.qkv_proj.forward(hidden, meta.lora, meta.pools)
         q, k, v = (
-            part.unflatten(-1, (-1, config.head_dim))
-            for part in torch.split(qkv, (config.q_size, config.kv_size, config.kv_size), dim=-1)
+            part.view(len(qkv), -1, config.head_dim)
+            for part in torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q = self.backend.rms_norm(q, self.q_norm, config.rms_norm_eps)
