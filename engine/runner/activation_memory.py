@@ -8,9 +8,8 @@ from loraplex.adapters.ref import BASE
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.request import Request
-from loraplex.engine.runner.logprobs import MAX_LOGPROB_ROWS
 from loraplex.engine.runner.model_runner import MAX_PROMPT_LOGITS_ROWS, ModelRunner
-from loraplex.engine.runner.sampler import MAX_DRAW_ROWS
+from loraplex.engine.runner.row_pieces import MAX_ROWS
 from loraplex.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from loraplex.engine.scheduler_output import ScheduledRequest, SchedulerOutput
 
@@ -80,8 +79,7 @@ def _widest(config: ModelConfig) -> int:
 def _head_bytes(config: ModelConfig, *, itemsize: int, max_num_seqs: int) -> int:
     """Logits in the model's dtype and float32, a copy for logprobs, and the scratch of the rows in work."""
     num_rows = max(max_num_seqs, MAX_PROMPT_LOGITS_ROWS)
-    scratch_rows = max(MAX_DRAW_ROWS, MAX_LOGPROB_ROWS)
-    return config.vocab_size * (num_rows * (itemsize + 2 * _FLOAT32_BYTES) + scratch_rows * _SCRATCH_BYTES)
+    return config.vocab_size * (num_rows * (itemsize + 2 * _FLOAT32_BYTES) + MAX_ROWS * _SCRATCH_BYTES)
 
 
 def profile_batches(

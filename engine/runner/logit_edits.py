@@ -12,7 +12,9 @@ from loraplex.engine.request import Request
 
 def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> None:
     """Add every request's `logit_bias` to its row of `logits [R, V]`, in place."""
-    rows, token_ids, values = [], [], []
+    rows: list[int] = []
+    token_ids: list[int] = []
+    values: list[float] = []
     for row, request in enumerate(requests):
         bias = request.sampling_params.logit_bias
         rows.extend([row] * len(bias))
@@ -29,7 +31,8 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> None:
     row in which every token is forbidden still has a softmax.
     """
     vocab_size = logits.shape[-1]
-    rows, token_ids = [], []
+    rows: list[int] = []
+    token_ids: list[int] = []
     for row, request in enumerate(requests):
         params = request.sampling_params
         if request.num_output_tokens < params.min_tokens:

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.runner.ranking import ranking_keys, token_ranks, top_token_ids
-
-# Rows described at once: bounds the int64 keys and the float32 logprobs of the whole vocabulary.
-MAX_LOGPROB_ROWS = 64
+from loraplex.engine.runner.row_pieces import row_pieces
 
 
 def compute_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
@@ -21,8 +19,7 @@ def compute_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence
     equal ones rank by the lower token id.
     """
     described: list[TokenLogprobs] = []
-    for start in range(0, len(token_ids), MAX_LOGPROB_ROWS):
-        piece = slice(start, start + MAX_LOGPROB_ROWS)
+    for piece in row_pieces(len(token_ids), logits.device):
         described += _describe(logits[piece], token_ids[piece], num_top[piece])
     return described
 

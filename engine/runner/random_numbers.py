@@ -23,7 +23,8 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
     """
     state = _mix(np.array([seed & _UINT64_MASK for seed in seeds], dtype=np.uint64) + _GOLDEN_GAMMA)
     counter = np.asarray(positions, dtype=np.uint64) + np.uint64(1)
-    return (_mix(state + counter * _GOLDEN_GAMMA) >> np.uint64(11)) * 2.0**-53
+    bits: NDArray[np.uint64] = _mix(state + counter * _GOLDEN_GAMMA) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

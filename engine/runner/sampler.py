@@ -9,10 +9,8 @@ from torch import Tensor
 from loraplex.engine.request import Request
 from loraplex.engine.runner.logit_edits import apply_logit_bias, forbid_early_end
 from loraplex.engine.runner.penalties import Penalties
+from loraplex.engine.runner.row_pieces import row_pieces
 from loraplex.engine.runner.token_draw import DrawParams, draw_tokens
-
-# Rows drawn at once: bounds the float64 and int64 scratch of `draw_tokens` (about 40 bytes per row and token).
-MAX_DRAW_ROWS = 64
 
 
 class Sampler:
@@ -46,8 +44,7 @@ def _greedy(logits: Tensor) -> list[int]:
 
 def _drawn(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     token_ids: list[int] = []
-    for start in range(0, len(requests), MAX_DRAW_ROWS):
-        piece = slice(start, start + MAX_DRAW_ROWS)
+    for piece in row_pieces(len(requests), logits.device):
         params = DrawParams.of(requests[piece], vocab_size=logits.shape[-1])
         token_ids += draw_tokens(logits[piece], params).tolist()
     return token_ids

@@ -28,7 +28,7 @@ def create_request(
         request_id=request_id or f"request-{next(_NUMBERS)}",
         prompt_token_ids=list(prompt),
         token_ids=[*prompt, *output],
-        sampling_params=SamplingParams(**({"max_tokens": max_tokens} | params)),
+        sampling_params=SamplingParams(max_tokens=max_tokens, **params),
         max_tokens=max_tokens,
         seed=seed,
         eos_token_ids=eos,

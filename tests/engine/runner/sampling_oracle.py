@@ -35,7 +35,8 @@ def kept_tokens(logits: list[float], request: Request) -> list[tuple[int, float]
     kept = [(token, weight) for token, weight in kept if weight >= params.min_p]
     kept = kept[: params.top_k or len(kept)]
     mass = sum(weight for _, weight in kept)
-    nucleus, held = [], 0.0
+    nucleus: list[tuple[int, float]] = []
+    held = 0.0
     for token, weight in kept:
         if nucleus and held >= params.top_p * mass:
             break

@@ -55,7 +55,10 @@ def test_batch_equals_a_walk_over_all_tokens(scheduled: list[ScheduledRequest]) 
             if request.wants_prompt_logprobs and not request.output_token_ids and position + 1 < len(request.token_ids):
                 prompt.append((token, request.prompt_token_ids[position + 1], sequence))
             token += 1
-        if position + 1 == len(request.token_ids) and len(request.output_token_ids) < request.max_tokens:
+        if (
+            request.num_computed_tokens + entry.num_tokens == len(request.token_ids)
+            and len(request.output_token_ids) < request.max_tokens
+        ):
             sampled.append(sequence)
             sampled_rows.append(token - 1)
     assert batch.query_start[-1] == token == len(batch.input_ids) == len(batch.positions)

@@ -34,7 +34,7 @@ def model(checkpoint: Path) -> DecoderModel:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
 def create_requests(**params: Any) -> list[Request]:
@@ -94,7 +94,7 @@ def test_seeds_make_answers_differ(model: DecoderModel) -> None:
 
 
 def test_logprobs_are_of_the_unmodified_logits(model: DecoderModel, reference: Any) -> None:
-    edited = {"logit_bias": {17: 100.0}, "repetition_penalty": 1.5, "temperature": 0.4, "top_k": 2}
+    edited: dict[str, Any] = {"logit_bias": {17: 100.0}, "repetition_penalty": 1.5, "temperature": 0.4, "top_k": 2}
     requests = [
         create_request(prompt=PROMPTS[2], max_tokens=5, logprobs=3, seed=1),
         create_request(prompt=PROMPTS[0], max_tokens=5, logprobs=0, **edited),

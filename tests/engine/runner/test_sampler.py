@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from loraplex.engine.request import Request
 from loraplex.engine.runner import token_draw
-from loraplex.engine.runner.sampler import MAX_DRAW_ROWS, Sampler
+from loraplex.engine.runner.row_pieces import MAX_ROWS
+from loraplex.engine.runner.sampler import Sampler
 from tests.engine.runner.helpers import create_request
 from tests.engine.runner.sampling_oracle import edited_logits, kept_tokens, sample_one
 
@@ -144,7 +145,7 @@ def test_positions_of_one_seed_follow_the_distribution() -> None:
 
 
 def test_more_rows_than_one_draw_holds() -> None:
-    rows = 2 * MAX_DRAW_ROWS + 3
+    rows = 2 * MAX_ROWS + 3
     logits = random_logits(rows)
     requests = [create_request(seed=row, temperature=float(row % 3)) for row in range(rows)]
     assert sample(logits, requests) == [
@@ -232,7 +233,8 @@ def test_repetition_penalty_equals_transformers() -> None:
     logits = random_logits(1)
     edited = logits.clone()
     Sampler().sample(edited, [request])
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([request.token_ids]), logits.clone())
+    seen = torch.LongTensor([request.token_ids])
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(seen, torch.FloatTensor(logits.numpy().copy()))
     torch.testing.assert_close(edited, expected)
 
 
