@@ -11,8 +11,6 @@ from loraplex.engine.core.kv_cache_manager import KVCacheManager
 from loraplex.engine.core.slot_leases import SlotLeases
 from loraplex.engine.request import Request, RequestStatus
 
-MAX_PREFETCHES_PER_STEP = 4
-
 
 class Admission:
     """One attempt for each candidate of a step: all it needs, or nothing.
@@ -34,11 +32,9 @@ class Admission:
         self._adapters = adapters
         self._leases = leases
         self._on_never_fits = on_never_fits
-        self._num_prefetches_left = 0
 
     def admitted(self) -> Iterator[Request]:
         """Requests that have their blocks and leases now and left the queue; the caller stops when a step is full."""
-        self._num_prefetches_left = MAX_PREFETCHES_PER_STEP
         given: set[str] = set()
         for candidate in self._policy.candidates():
             given.add(candidate.request.request_id)
@@ -47,12 +43,12 @@ class Admission:
 
     def _try_admit(self, candidate: Candidate, given: set[str]) -> bool:
         request = candidate.request
-        if self._leases.is_loading(request):
+        if not self._may_go_on(candidate):
             return False
         prefix = self._kv_cache.find_room(request)
         if prefix is None:
-            self._leases.give_way(request)
-            self._policy.report_lack(request, Lack.BLOCKS)
+            if not self._policy.report_lack(request, Lack.BLOCKS):
+                self._leases.give_way(request)
             return False
         match self._leases.take(request, may_load=candidate.may_load, ahead=given):
             case Residency.RESIDENT:
@@ -62,18 +58,19 @@ class Admission:
             case Residency.LOADING:
                 request.status = RequestStatus.WAITING_FOR_ADAPTER
             case Residency.NO_ROOM:
-                self._report_no_room(candidate)
+                self._report_no_room(request)
         return False
 
-    def _report_no_room(self, candidate: Candidate) -> None:
+    def _may_go_on(self, candidate: Candidate) -> bool:
+        """Whether its adapters are there, or it may load them now."""
         request = candidate.request
+        may_load = candidate.may_load and not self._leases.is_held_by(request)
+        return may_load or self._adapters.is_resident(request.selection)
+
+    def _report_no_room(self, request: Request) -> None:
         try:
             self._adapters.check_fits(request.selection)  # pins may have come since it was accepted
         except NeverFitsError as error:
             self._on_never_fits(request, error)
-            return
-        if self._num_prefetches_left > 0:
-            self._num_prefetches_left -= 1
-            self._adapters.prefetch(request.selection)
-        if candidate.may_load:
+        else:
             self._policy.report_lack(request, Lack.SLOTS)

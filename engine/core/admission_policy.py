@@ -8,12 +8,12 @@ is reserved for it in two stages:
 1. For `MAX_OVERTAKEN_STEPS` steps others may pass it, which keeps the device busy. If it lacks slots, those behind it
    may only use what is resident already, and nobody loads; if it lacks KV blocks, they may load.
 2. After that the engine drains. If it lacks slots, nobody behind it takes or renews a lease, and only the base goes
-   on; if it lacks blocks, nobody behind it is admitted.
+   on; if it lacks blocks, nobody behind it is admitted, and it keeps the lease that it may hold.
 
 A running request never waits for slots and ends within its `max_tokens`, so each drain ends after at most R steps, the
 longest run of a request. The blocked one may have to drain slots, then blocks, then (others went on while its adapter
 was loading) blocks again: it is admitted at most `MAX_OVERTAKEN_STEPS` + 3 R + its own load steps after it came to
-the front, whoever else arrives.
+the front, whoever else arrives. A preempted request that comes back ahead of it has its own such wait first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from loraplex.engine.request import Request, RequestStatus
 
 MAX_OVERTAKEN_STEPS = 16
-MAX_LOOKAHEAD = 256  # candidates looked at in one step, so that a long queue does not cost a step more
+MAX_LOOKAHEAD = 128  # candidates looked at in one step, so that a long queue does not cost a step more
 
 
 class Lack(Enum):
@@ -54,11 +54,17 @@ class AdmissionPolicy(Protocol):
     def begin_step(self) -> None: ...
 
     def candidates(self) -> Iterator[Candidate]:
-        """Who may be admitted in this step, in order. While it runs, only the one just given may be removed."""
+        """Who may be admitted in this step, in order.
+
+        While it runs, others may be added, and only the one just given may be removed.
+        """
         ...
 
-    def report_lack(self, request: Request, lack: Lack) -> None:
-        """The candidate just given cannot be admitted in this step."""
+    def report_lack(self, request: Request, lack: Lack) -> bool:
+        """The candidate just given cannot be admitted in this step.
+
+        True when nobody passes it until it is: it may keep the lease that it holds.
+        """
         ...
 
     @property
@@ -76,7 +82,9 @@ class AdmissionPolicy(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Request]: ...
+    def __iter__(self) -> Iterator[Request]:
+        """All who wait, in order."""
+        ...
 
 
 class FirstComeFirstServed:
@@ -84,9 +92,10 @@ class FirstComeFirstServed:
 
     def __init__(self) -> None:
         self._queue: list[Request] = []  # by arrival_index
-        self._blocked: Request | None = None
-        self._blocked_steps: dict[str, int] = {}
-        self._lacks: set[Lack] = set()  # of the candidates given in this step
+        self._step = 0
+        self._blocked_since: dict[str, int] = {}  # step in which a waiting request was first blocked
+        self._blocked: Request | None = None  # the first of this step's candidates that lacked something
+        self._lacks: set[Lack] = set()  # of all of this step's candidates
         self._drained: Lack | None = None
 
     def add(self, request: Request) -> None:
@@ -96,15 +105,13 @@ class FirstComeFirstServed:
         index = bisect_left(self._queue, request.arrival_index, key=_arrival)
         assert self._queue[index] is request
         del self._queue[index]
-        self._blocked_steps.pop(request.request_id, None)
+        self._blocked_since.pop(request.request_id, None)
         if self._blocked is request:
             self._blocked = None
             self._lacks.clear()
 
     def begin_step(self) -> None:
-        if self._blocked is not None:
-            request_id = self._blocked.request_id
-            self._blocked_steps[request_id] = self._blocked_steps.get(request_id, 0) + 1
+        self._step += 1
 
     def candidates(self) -> Iterator[Candidate]:
         self._blocked = self._drained = None
@@ -116,12 +123,15 @@ class FirstComeFirstServed:
                 continue
             yield Candidate(request, may_load=Lack.SLOTS not in self._lacks)
 
-    def report_lack(self, request: Request, lack: Lack) -> None:
+    def report_lack(self, request: Request, lack: Lack) -> bool:
         if self._blocked is None:
             self._blocked = request
-            if self._must_drain(request, lack):
-                self._drained = lack
+            self._blocked_since.setdefault(request.request_id, self._step)
         self._lacks.add(lack)
+        must_drain = self._must_drain(request, lack)
+        if must_drain:
+            self._drained = lack
+        return must_drain
 
     @property
     def reserves_slots(self) -> bool:
@@ -140,9 +150,10 @@ class FirstComeFirstServed:
         return iter(self._queue)
 
     def _must_drain(self, request: Request, lack: Lack) -> bool:
-        # Whoever passed a preempted request would be the next victim of the same shortage.
-        is_short_of_memory = lack is Lack.BLOCKS and request.status is RequestStatus.PREEMPTED
-        return is_short_of_memory or self._blocked_steps.get(request.request_id, 0) >= MAX_OVERTAKEN_STEPS
+        if lack is Lack.BLOCKS and request.status is RequestStatus.PREEMPTED:
+            return True  # whoever passed it would be the next victim of the same shortage
+        is_first = request is self._blocked
+        return is_first and self._step - self._blocked_since[request.request_id] >= MAX_OVERTAKEN_STEPS
 
 
 _arrival = attrgetter("arrival_index")

@@ -4,6 +4,7 @@ but in the runner.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol, assert_never
 
 from loraplex.adapters.errors import LoraplexError
@@ -28,6 +29,8 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.outputs import ErrorInfo, FinishReason, RequestOutput
 from loraplex.engine.scheduler_output import RunnerOutput, SchedulerOutput
+
+logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -150,6 +153,8 @@ class EngineCore:
 
     def _advance_adapters(self) -> None:
         failures = self._adapters.advance()
+        for failure in failures:
+            logger.warning("adapter %s could not be loaded: %s", failure.digest, failure.error.message)
         self.scheduler.fail_loads(failures)
         self._calls.settle(failures)
 

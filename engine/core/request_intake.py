@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
@@ -99,4 +100,7 @@ def _canonical(selection: LoraSelection) -> LoraSelection:
     for ref in selection.refs:
         if not _SHA256.fullmatch(ref.digest):
             raise InvalidRequestError(f"{ref.digest!r} is not an adapter's digest (64 hex characters)", param="lora")
-    return LoraSelection.of(selection.parts)
+    canonical = LoraSelection.of(selection.parts)
+    if not all(math.isfinite(part.weight) for part in canonical.parts):
+        raise InvalidRequestError("an adapter's weight is not a finite float32 number", param="lora")
+    return canonical

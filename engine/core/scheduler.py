@@ -23,6 +23,7 @@ admitted always finishes. A WAITING request preempts nobody. Slots are never wan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from loraplex.adapters.errors import InvalidRequestError, LoraplexError
 from loraplex.adapters.residency import AdapterResidency, LoadFailure
@@ -40,6 +41,8 @@ from loraplex.engine.errors import ContextLengthError, NonFiniteLogitsError
 from loraplex.engine.outputs import ErrorInfo, RequestOutput
 from loraplex.engine.request import Request, RequestStatus
 from loraplex.engine.scheduler_output import RequestResult, RunnerOutput, ScheduledRequest, SchedulerOutput
+
+MAX_PREFETCHED = 4  # from the front of the queue
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class Scheduler:
         self._followers = PrefixFollowers()
         self._prompt_logprobs = PromptLogprobs()
         self._outputs: list[RequestOutput] = []
+        self._prefetched: set[str] = set()
         self._num_accepted = 0
 
     def add_request(self, request: Request) -> None:
@@ -125,6 +129,7 @@ class Scheduler:
         self._schedule_running(step)
         if self.totals.preemptions == num_preemptions:  # else memory is short
             self._admit_waiting(step)
+        self._prefetch_next()
         entries = step.entries()
         for entry in entries:
             self._policy.charge(entry.request, entry.num_tokens)
@@ -179,6 +184,13 @@ class Scheduler:
             if request.num_preemptions == 0:
                 self._count_prompt(request)
             step.add(request)
+
+    def _prefetch_next(self) -> None:
+        """The files of those who are next are read while they wait, once for each request."""
+        for request in islice(self._policy, MAX_PREFETCHED):
+            if request.request_id not in self._prefetched:
+                self._prefetched.add(request.request_id)
+                self._adapters.prefetch(request.selection)
 
     def _count_prompt(self, request: Request) -> None:
         if request.prefix_leader_id is None:
@@ -248,6 +260,7 @@ class Scheduler:
         self._leases.give_back(request)
         self._adapters.drop_reference(request.selection)
         self._prompt_logprobs.drop(request)
+        self._prefetched.discard(request.request_id)
         self._release_followers(request)
         del self._requests[request.request_id]
         request.status = status

@@ -51,9 +51,6 @@ class SlotLeases:
     def is_held_by(self, request: Request) -> bool:
         return request.request_id in self._holders
 
-    def is_loading(self, request: Request) -> bool:
-        return self.is_held_by(request) and not self._adapters.is_resident(request.selection)
-
     def waiting_holders(self) -> list[Request]:
         """Holders without KV blocks, in the order in which they took their lease."""
         return [r for r in self._holders.values() if r.status is RequestStatus.WAITING_FOR_ADAPTER]
