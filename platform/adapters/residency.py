@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from loraplex.adapters.errors import LoraplexError
+from loraplex.engine.errors import EngineDeadError
 from loraplex.engine.frontend.protocol import EngineClient
 from loraplex.platform.adapters.catalog import Catalog, CatalogVersion
 from loraplex.platform.adapters.catalog_loader import CatalogLoader
@@ -103,8 +104,12 @@ class Residency:
 
     async def _unpin_in_engine(self, digest: str) -> None:
         """Unless another version with the same bytes is pinned: slots know digests only."""
-        if not any(owner.version.pinned for owner in await self._owners(digest)):
+        if any(owner.version.pinned for owner in await self._owners(digest)):
+            return
+        try:
             await self._engine.unpin_adapter(digest)
+        except EngineDeadError:
+            logger.info("unpinned %s while no engine runs: the next one knows no pins", digest)
 
     async def _is_needed_elsewhere(self, tenant: TenantContext, digest: str) -> bool:
         return any(owner.tenant_id != tenant.id or owner.version.pinned for owner in await self._owners(digest))

@@ -70,7 +70,7 @@ class StoreSource:
     def _is_intact(self, folder: Path) -> bool:
         """Whether the cached folder holds exactly the version's files."""
         try:
-            files = {entry.name: hash_file(folder / entry.name) for entry in os.scandir(folder)}
+            files = {name: hash_file(folder / name) for name in os.listdir(folder)}
         except FileNotFoundError:
             return False
         except (OSError, AdapterRefusedError) as error:

@@ -195,7 +195,7 @@ class RegistryWorld:
 
 
 @asynccontextmanager
-async def open_registry(base: BaseWorld, data_dir: Path, **given: Any) -> AsyncIterator[RegistryWorld]:
+async def open_registry(platform: BaseWorld, data_dir: Path, **given: Any) -> AsyncIterator[RegistryWorld]:
     """A started registry on the world's database: what one server process has between start and stop."""
     engine = given.pop("engine", None) or RecordingEngine()
     store = ArtifactStore((data_dir / "store").as_uri(), cache_dir=data_dir / "cache")
@@ -206,19 +206,19 @@ async def open_registry(base: BaseWorld, data_dir: Path, **given: Any) -> AsyncI
         "max_upload_bytes": 1 << 20,
     }
     registry = AdapterRegistry(
-        database=base.installation.database,
+        database=platform.installation.database,
         store=store,
         engine=engine,
         uploads_dir=data_dir / "uploads",
         **(settings | given),
     )
-    base.app.state.services.registry = registry
+    platform.app.state.services.registry = registry
     await registry.start()
     try:
-        tenant = await base.installation.tenants.context("acme")
-        headers = await base.key(Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, tenant=tenant)
+        tenant = await platform.installation.tenants.context("acme")
+        headers = await platform.key(Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, tenant=tenant)
         yield RegistryWorld(
-            base=base,
+            base=platform,
             registry=registry,
             engine=engine,
             store=store,
