@@ -40,7 +40,7 @@ class FakeAdapters:
     def __post_init__(self) -> None:
         self.residents: dict[str, Resident] = {}
         self.references: Counter[str] = Counter()
-        self.pins: set[str] = set()
+        self.pins: dict[str, AdapterRef] = {}
         self.prefetched: list[str] = []
         self.loads: list[str] = []
         self.num_evictions = 0
@@ -59,7 +59,7 @@ class FakeAdapters:
 
     def check_fits(self, selection: LoraSelection) -> None:
         own = {ref.digest for ref in selection.refs}
-        pinned = [self.residents[digest].ref for digest in self.pins - own]
+        pinned = [ref for digest, ref in self.pins.items() if digest not in own]
         room = self.num_slots - max(_needs(pinned))
         if max(_needs(selection.refs)) > room:
             raise NeverFitsError(f"the selection needs {max(_needs(selection.refs))} slots; {room} can be free")
@@ -117,21 +117,20 @@ class FakeAdapters:
         return any(not (resident.is_loaded or resident.has_failed) for resident in self.residents.values())
 
     def pin(self, ref: AdapterRef) -> None:
-        pinned = [self.residents[digest].ref for digest in self.pins]
-        if max(_needs([*pinned, ref])) >= self.num_slots or not self._make_room([ref], keep={ref.digest}):
+        pins = self.pins | {ref.digest: ref}
+        if max(_needs(pins.values())) >= self.num_slots or not self._make_room([ref], keep={ref.digest}):
             raise NeverFitsError("the pins would leave no free slot")
         if ref.digest not in self.residents:
             self._start_load(ref)
-        self.pins.add(ref.digest)
+        self.pins = pins
 
     def unpin(self, digest: str) -> None:
-        self.pins.discard(digest)
+        self.pins.pop(digest, None)
 
     def unload(self, digest: str) -> bool:
         resident = self.residents.get(digest)
         if self.references[digest] or (resident is not None and resident.leases):
             return False
-        self.pins.discard(digest)
         if resident is not None:
             self._evict(resident)
         return True
@@ -175,7 +174,7 @@ class FakeAdapters:
 
     def _make_room(self, missing: list[AdapterRef], *, keep: set[str]) -> bool:
         victims = sorted(
-            (r for d, r in self.residents.items() if not r.leases and d not in self.pins | keep),
+            (r for d, r in self.residents.items() if not r.leases and d not in self.pins.keys() | keep),
             key=lambda resident: resident.last_use,
         )
         attention, mlp = _needs(ref for ref in missing if ref.digest not in self.residents)
