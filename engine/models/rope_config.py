@@ -72,6 +72,8 @@ def resolve_rope(
     if given.full_attention is not None or given.sliding_attention is not None:
         raise ConfigurationError("config.json: rope_parameters per layer type are not supported", param="model")
     theta = given.rope_theta if given.rope_theta is not None else theta
+    if not theta > 1:
+        raise ConfigurationError(f"config.json: rope_theta is {theta}; it must be above 1", param="model")
     original = original_max_position_embeddings or given.original_max_position_embeddings or max_position_embeddings
     match rope_type:
         case "linear":

@@ -31,7 +31,7 @@ def test_a_row_alone_equals_the_row_in_a_crowd(hidden: int, out: tuple[int, ...]
     pools = create_pools(hidden=hidden, out=out)
     token_selection = [0, 1, -1, 2, 3, 4, 1, 1, 1, 0, 0, 3, 4, 2, 2, -1] * 4
     batch = create_batch(pools, SELECTIONS, token_selection, dtype=dtype)
-    assert_same_bytes_alone_and_in_the_crowd(batch, list(range(16)) + [40, 55, 63])
+    assert_same_bytes_alone_and_in_the_crowd(batch, [*range(16), 40, 55, 63])
 
 
 @pytest.mark.parametrize("slot_rank", [1, 2, 3, 8, 16])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -42,9 +44,9 @@ def popularity(kind: str, num_tokens: int, num_selections: int) -> list[int]:
         case "distinct":
             return [token % num_selections for token in range(num_tokens)]
         case "uniform":
-            return rng.integers(-1, num_selections, num_tokens).tolist()
+            return [int(each) for each in rng.integers(-1, num_selections, num_tokens)]
         case "zipf":
-            return (np.minimum(rng.zipf(1.5, num_tokens), num_selections) - 1).tolist()
+            return [min(int(each), num_selections) - 1 for each in rng.zipf(1.5, num_tokens)]
         case _:  # skewed: one crowd, the base and a loner
             return ([0] * num_tokens + [-1, num_selections - 1])[-num_tokens:]
 
@@ -61,7 +63,7 @@ def test_equals_the_loops_for_every_popularity(kind: str, num_tokens: int) -> No
 def test_equals_the_loops_for_every_rank(rank: int, hidden: int) -> None:
     """A rank that is not a multiple of the slot's has zero rows at the end of its last slot."""
     pools = create_pools(hidden=hidden, out=(hidden, 7, 32), num_slots=40)
-    slots = list(range(40))[-(-(-rank // 8)) :]
+    slots = list(range(40 - math.ceil(rank / 8), 40))
     rows_left = rank - 8 * (len(slots) - 1)
     for pool in (*pools.lora_a.values(), *pools.lora_b.values()):
         pool[:, slots[-1], rows_left:] = 0
