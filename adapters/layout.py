@@ -152,7 +152,8 @@ def _shape_fault(target: ModuleTarget, lora_a: TensorEntry, lora_b: TensorEntry)
     (rank_a, found_in), (found_out, rank_b) = lora_a.shape, lora_b.shape
     expected = f"expected lora_A [r, {in_features}] and lora_B [{out_features}, r]"
     found = f"found lora_A {list(lora_a.shape)} and lora_B {list(lora_b.shape)}"
-    if (rank_a, rank_b) == (in_features, out_features) and found_in == found_out:
+    is_other = found_in != in_features or found_out != out_features
+    if is_other and (rank_a, rank_b) == (in_features, out_features) and found_in == found_out:
         return lora_a, f"the tensors look transposed: {expected}, {found}"
     if found_in != in_features:
         return lora_a, f"in_features {found_in} != {in_features}: {expected}, {found}; {_OTHER_BASE}"

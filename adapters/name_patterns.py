@@ -7,7 +7,7 @@ upload can stall the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol, cast
 
@@ -50,6 +50,10 @@ class NamePatterns:
 
     def first_match(self, module_name: str) -> str | None:
         return next((key for key, regex in self._regexes.items() if regex.match(module_name)), None)
+
+    def unmatched(self, module_names: Sequence[str]) -> list[str]:
+        """Keys that match none of the names."""
+        return [key for key, regex in self._regexes.items() if not any(map(regex.match, module_names))]
 
 
 @lru_cache(maxsize=1)

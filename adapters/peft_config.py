@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -92,6 +92,14 @@ class ScalingRule:
         key = self._alpha_patterns.first_match(module_name)
         alpha = self._config.lora_alpha if key is None else self._config.alpha_pattern[key]
         return float(np.float32(alpha / (math.sqrt(rank) if self._config.use_rslora else rank)))
+
+    def unused_patterns(self, module_names: Sequence[str]) -> list[str]:
+        """Warnings about keys that match no module, and which PEFT therefore ignores too."""
+        return [
+            f"{CONFIG_FILE}: the key {shown(key)} of {field} matches no module and was ignored"
+            for field, patterns in (("rank_pattern", self._rank_patterns), ("alpha_pattern", self._alpha_patterns))
+            for key in patterns.unmatched(module_names)
+        ]
 
 
 class ParsedConfig(msgspec.Struct, frozen=True):

@@ -82,7 +82,7 @@ class _HeaderParser:
             fault = f"is truncated: its header is {num_bytes} bytes long, longer than the file"
             raise self._fault("header_truncated", fault)
         try:
-            return parse_json_object(file.read(num_bytes), max_bytes=MAX_HEADER_BYTES, max_items=20 * MAX_TENSORS)
+            return parse_json_object(file.read(num_bytes), max_bytes=MAX_HEADER_BYTES, max_items=8 * MAX_TENSORS)
         except JsonError as error:
             raise self._fault("header_invalid", f"has an invalid safetensors header: it {error}") from error
 

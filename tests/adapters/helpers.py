@@ -100,8 +100,8 @@ class FolderSource:
         self.folders: dict[str, Path] = {}
         self.num_fetches = 0
 
-    def add(self, folder: Path, *, slot_rank: int = 4) -> AdapterRef:
-        ref = make_ref(folder, slot_rank=slot_rank)
+    def add(self, folder: Path, *, slot_rank: int = 4, base: BaseSpec = BASE) -> AdapterRef:
+        ref = make_ref(folder, slot_rank=slot_rank, base=base)
         self.folders[ref.digest] = folder
         return ref
 
@@ -113,12 +113,16 @@ class FolderSource:
 
 
 def make_manager(
-    source: FolderSource, *, num_slots: int = 4, slot_rank: int = 4, host_bytes: int = 1 << 30, copy_bytes: int = 8 << 20
+    source: FolderSource,
+    *,
+    num_slots: int = 4,
+    slot_rank: int = 4,
+    host_bytes: int = 1 << 30,
+    copy_bytes: int = 8 << 20,
+    base: BaseSpec = BASE,
 ) -> AdapterManager:
-    tensors = SlotTensors.allocate(
-        BASE, num_slots=num_slots, slot_rank=slot_rank, dtype=torch.float32, device="cpu"
-    )
-    return AdapterManager(BASE, source, tensors, host_memory_bytes=host_bytes, max_copy_bytes=copy_bytes)
+    tensors = SlotTensors.allocate(base, num_slots=num_slots, slot_rank=slot_rank, dtype=torch.float32, device="cpu")
+    return AdapterManager(base, source, tensors, host_memory_bytes=host_bytes, max_copy_bytes=copy_bytes)
 
 
 def settle(manager: AdapterManager) -> list[LoadFailure]:

@@ -16,7 +16,9 @@ LIMITS = ArchiveLimits(max_entries=10, max_file_bytes=4 << 20, max_total_bytes=6
 CONFIG = ("adapter_config.json", b"{}")
 
 
-def make_zip(path: Path, *entries: tuple[str | zipfile.ZipInfo, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+def make_zip(
+    path: Path, *entries: tuple[str | zipfile.ZipInfo, bytes], compression: int = zipfile.ZIP_DEFLATED
+) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in entries:
             archive.writestr(name, data)
@@ -97,7 +99,10 @@ def test_a_directory_too_large_to_read_is_refused_before_it_is_parsed(tmp_path: 
 
 
 def test_a_bomb_is_refused_by_its_ratio_and_by_its_sizes(tmp_path: Path) -> None:
-    zeros = (("adapter_model.safetensors", b"\0" * (3 << 20)), ("adapter_model-00001-of-00002.safetensors", b"\0" * (5 << 20)))
+    zeros = (
+        ("adapter_model.safetensors", b"\0" * (3 << 20)),
+        ("adapter_model-00001-of-00002.safetensors", b"\0" * (5 << 20)),
+    )
     reasons = unpack_refusal(make_zip(tmp_path / "a.zip", CONFIG, *zeros), tmp_path / "out")
     assert {reason.code for reason in reasons} == {"archive_ratio", "archive_too_large"}
 
@@ -180,7 +185,8 @@ def test_a_multipart_name_must_be_a_plain_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model-00001-of-00002.safetensors", "README.md"]
+    "name",
+    ["adapter_config.json", "adapter_model.safetensors", "adapter_model-00001-of-00002.safetensors", "README.md"],
 )
 def test_the_files_of_an_adapter_have_good_names(name: str) -> None:
     assert check_file_name(name) is None

@@ -14,7 +14,17 @@ from safetensors.numpy import save_file
 
 from loraplex.adapters.inspection import AdapterFacts
 from loraplex.kernels.lora.metadata import Projection
-from tests.adapters.helpers import BASE, QV, Array, inspect, lora_tensors, messages, refusal, write_adapter
+from tests.adapters.helpers import (
+    BASE,
+    QV,
+    Array,
+    inspect,
+    lora_tensors,
+    make_base_spec,
+    messages,
+    refusal,
+    write_adapter,
+)
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -73,9 +83,16 @@ def test_a_transposed_adapter_is_recognised(tmp_path: Path) -> None:
     assert "look transposed" in messages(refusal(lambda: inspect(write_adapter(tmp_path, tensors))))
 
 
+def test_square_pairs_are_not_mistaken_for_transposed_ones(tmp_path: Path) -> None:
+    base = make_base_spec(hidden=8, kv=8, intermediate=8)
+    assert inspect(write_adapter(tmp_path, lora_tensors(base=base)), base=base).num_mapped_tensors == 28
+
+
 def test_tensors_of_more_dimensions_are_refused(tmp_path: Path) -> None:
     tensors = lora_tensors() | {f"{Q0}.lora_A.weight": np.zeros((8, 8, 16), np.float32)}
-    assert "lora_A must be 2-D, but is [8, 8, 16]" in messages(refusal(lambda: inspect(write_adapter(tmp_path, tensors))))
+    assert "lora_A must be 2-D, but is [8, 8, 16]" in messages(
+        refusal(lambda: inspect(write_adapter(tmp_path, tensors)))
+    )
 
 
 def test_a_config_that_lies_about_the_rank_is_refused(tmp_path: Path) -> None:
@@ -162,7 +179,11 @@ def test_one_nested_folder_is_the_adapter(tmp_path: Path) -> None:
         ("base_model.model.model.embed_tokens.weight", (132, 128), "vocabulary 132 != 128"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", (8, 132), "vocabulary 132 != 128"),
         ("base_model.model.model.norm.weight", (128,), "norm"),
-        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", (2, 128), "trainable_token_indices"),
+        (
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+            (2, 128),
+            "trainable_token_indices",
+        ),
         (f"{Q0}.lora_velora_embed", (8,), "LoRA variant"),
         ("some.other.tensor", (1,), "unmapped"),
     ],
@@ -217,14 +238,24 @@ def test_more_slots_than_the_server_has_are_refused_with_both_numbers(tmp_path: 
     assert "needs 4 attention slots; this server has 3" in text
 
 
-@pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", ["feed_forward.gate_proj"], ["q"], None, "(?!x).*"])
+@pytest.mark.parametrize(
+    "targets", ["all-linear", r".*\.(q|v)_proj", ["feed_forward.gate_proj"], ["q"], None, "(?!x).*"]
+)
 def test_the_tensors_decide_and_target_modules_is_a_hint(tmp_path: Path, targets: object) -> None:
-    assert inspect(write_adapter(tmp_path, lora_tensors(projections=QV), target_modules=targets)).num_mapped_tensors == 8
+    assert (
+        inspect(write_adapter(tmp_path, lora_tensors(projections=QV), target_modules=targets)).num_mapped_tensors == 8
+    )
 
 
 def test_a_regular_expression_that_matches_nothing_is_refused_as_peft_does(tmp_path: Path) -> None:
     text = messages(refusal(lambda: inspect(write_adapter(tmp_path, target_modules="(a+)+$"))))
     assert "target_modules is the regular expression '(a+)+$', which matches no module" in text
+
+
+def test_a_pattern_that_matches_nothing_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, rank_pattern={"gate": 4}, alpha_pattern={"q_proj": 8})
+    assert [warning for warning in inspect(folder).warnings if "'gate'" in warning]
+    assert not [warning for warning in inspect(folder).warnings if "'q_proj'" in warning]
 
 
 def test_fused_and_split_weights_of_one_module_are_refused(tmp_path: Path) -> None:

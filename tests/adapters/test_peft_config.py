@@ -10,7 +10,9 @@ from loraplex.adapters.refusals import Refusals
 
 def parse(data: bytes | dict[str, object]) -> tuple[ParsedConfig | None, str]:
     refusals = Refusals()
-    raw = data if isinstance(data, bytes) else json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16} | data).encode()
+    raw = (
+        data if isinstance(data, bytes) else json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16} | data).encode()
+    )
     parsed = parse_config(raw, refusals)
     return parsed, "\n".join(reason.message for reason in refusals.reasons)
 

@@ -1,0 +1,508 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.adapters.errors import NeverFitsError
+from loraplex.adapters.manager import AdapterManager
+from loraplex.adapters.ref import BASE as BASE_SELECTION
+from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.slot_tensors import SlotTensors
+from loraplex.adapters.weights import load_weights
+from loraplex.kernels.lora.metadata import Projection, WeightedSlot
+from tests.adapters.helpers import BASE, QV, FolderSource, lora_tensors, make_manager, settle, write_adapter
+
+single = LoraSelection.single
+
+
+class World:
+    """A source with adapters of rank 4 on q and v (one attention slot of rank 4 each), and a manager."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.source = FolderSource()
+        self.managers: list[AdapterManager] = []
+
+    def add(self, name: str, *, rank: int = 4, projections: tuple[Projection, ...] = QV) -> AdapterRef:
+        tensors = lora_tensors(rank=rank, projections=projections, seed=len(self.source.folders))
+        return self.source.add(write_adapter(self.tmp_path / name, tensors, r=rank))
+
+    def manager(self, *, num_slots: int = 2, host_bytes: int = 1 << 30, copy_bytes: int = 8 << 20) -> AdapterManager:
+        manager = make_manager(self.source, num_slots=num_slots, host_bytes=host_bytes, copy_bytes=copy_bytes)
+        self.managers.append(manager)
+        return manager
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    for manager in world.managers:
+        assert manager.check_integrity() == []
+        manager.close()
+
+
+def acquire_now(manager: AdapterManager, selection: LoraSelection) -> None:
+    assert manager.acquire(selection) is not Residency.NO_ROOM
+    assert settle(manager) == []
+    assert manager.is_resident(selection)
+
+
+def tensors_of(manager: AdapterManager) -> SlotTensors:
+    return manager._loads._tensors
+
+
+def assert_holds(manager: AdapterManager, selection: LoraSelection, folder: Path) -> None:
+    """The published slots hold exactly the folder's adapter."""
+    weights, pools = load_weights(folder, BASE), tensors_of(manager).pools
+    slots = manager.slots(selection)
+    for module in weights.modules:
+        ids = slots.attention if module.projection.is_attention else slots.mlp
+        rows = torch.cat([pools.lora_a[module.projection][module.layer, slot.slot_id] for slot in ids])
+        assert torch.equal(rows[: module.rank], module.lora_a)
+        assert torch.count_nonzero(rows[module.rank :]) == 0
+
+
+def test_the_base_needs_nothing(world: World) -> None:
+    manager = world.manager()
+    assert manager.acquire(BASE_SELECTION) is Residency.RESIDENT
+    assert manager.is_resident(BASE_SELECTION)
+    assert manager.slots(BASE_SELECTION) == ((), ())
+    manager.release(BASE_SELECTION)
+    assert manager.num_leases == 0
+
+
+def test_a_selection_is_published_only_when_it_is_complete(world: World) -> None:
+    selection = single(world.add("a", rank=7))
+    manager = world.manager(copy_bytes=2_000)
+    assert manager.acquire(selection) is Residency.LOADING
+    num_advances = 0
+    while not manager.is_resident(selection):
+        with pytest.raises(AssertionError, match="published"):
+            manager.slots(selection)
+        manager.advance()
+        num_advances += 1
+    assert num_advances > 10
+    assert_holds(manager, selection, world.tmp_path / "a")
+    assert manager.acquire(selection) is Residency.RESIDENT
+
+
+def test_a_call_copies_a_bounded_number_of_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = world.manager(copy_bytes=3_000)
+    copied: list[int] = []
+    write = SlotTensors.write
+
+    def recording(*args: object, **kwargs: object) -> Iterator[int]:
+        for num_bytes in write(*args, **kwargs):  # type: ignore[arg-type]  # passed through
+            copied.append(num_bytes)
+            yield num_bytes
+
+    monkeypatch.setattr(SlotTensors, "write", recording)
+    manager.acquire(single(world.add("a")))
+    while manager.has_pending_loads:
+        copied.clear()
+        manager.advance()
+        assert sum(copied) <= 3_000
+
+
+def test_a_mix_keeps_the_order_of_its_parts_and_their_weights(world: World) -> None:
+    a, b = world.add("a", rank=8, projections=tuple(Projection)), world.add("b")
+    selection = LoraSelection.of([SelectionPart(a, 0.5), SelectionPart(b, -2.0)])
+    manager = world.manager(num_slots=4)
+    acquire_now(manager, selection)
+    slots = manager.slots(selection)
+    order = [part.ref.digest for part in selection.parts]
+    weights = [-2.0, 0.5, 0.5] if order[0] == b.digest else [0.5, 0.5, -2.0]
+    assert [slot.weight for slot in slots.attention] == weights
+    assert [slot.weight for slot in slots.mlp] == [0.5, 0.5]
+    assert len({slot.slot_id for slot in slots.attention}) == 3
+    assert all(isinstance(slot, WeightedSlot) for slot in slots.attention)
+
+
+def test_a_leased_slot_is_never_given_away_and_no_room_changes_nothing(world: World) -> None:
+    a, b, c = (single(world.add(name)) for name in "abc")
+    manager = world.manager(num_slots=2)
+    acquire_now(manager, a)
+    acquire_now(manager, b)
+    before = manager.resident(), manager.slots(a), manager.slots(b)
+    assert manager.acquire(c) is Residency.NO_ROOM
+    assert (manager.resident(), manager.slots(a), manager.slots(b)) == before
+    manager.release(a)
+    acquire_now(manager, c)
+    assert_holds(manager, b, world.tmp_path / "b")
+    assert_holds(manager, c, world.tmp_path / "c")
+    assert not manager.is_resident(a)
+    assert manager.stats.total_evictions == 1
+
+
+def test_released_weights_stay_as_cache_and_nothing_is_read_again(world: World) -> None:
+    selection = single(world.add("a"))
+    manager = world.manager()
+    acquire_now(manager, selection)
+    manager.release(selection)
+    for _ in range(10):
+        assert manager.acquire(selection) is Residency.RESIDENT
+        manager.advance()
+        manager.release(selection)
+    assert world.source.num_fetches == 1
+    assert manager.stats.total_loads == 1
+
+
+def test_an_evicted_version_comes_back_from_host_memory_without_a_read(world: World) -> None:
+    a, b = single(world.add("a")), single(world.add("b"))
+    manager = world.manager(num_slots=1)
+    for selection in (a, b, a):
+        acquire_now(manager, selection)
+        manager.release(selection)
+    assert world.source.num_fetches == 2
+    assert manager.stats.total_loads == 3
+
+
+def test_without_host_memory_every_load_reads_and_still_works(world: World) -> None:
+    a, b = single(world.add("a")), single(world.add("b"))
+    manager = world.manager(num_slots=1, host_bytes=0)
+    for selection, name in ((a, "a"), (b, "b"), (a, "a")):
+        acquire_now(manager, selection)
+        assert_holds(manager, selection, world.tmp_path / name)
+        manager.release(selection)
+    assert world.source.num_fetches == 3
+    assert manager.stats.host_bytes == 0
+
+
+def test_many_requests_for_one_version_read_it_once(world: World) -> None:
+    selection = single(world.add("a"))
+    manager = world.manager()
+    for _ in range(5):
+        assert manager.acquire(selection) is Residency.LOADING
+    settle(manager)
+    assert world.source.num_fetches == 1
+    assert manager.num_leases == 5
+    for _ in range(5):
+        manager.release(selection)
+    assert manager.num_leases == 0
+
+
+def test_a_failed_load_concerns_its_digest_alone_and_gives_the_slots_back(world: World) -> None:
+    good, bad = world.add("good"), AdapterRef("ee" * 32, 1, 0)
+    manager = world.manager(num_slots=2)
+    mix = LoraSelection.of([SelectionPart(good), SelectionPart(bad)])
+    assert manager.acquire(mix) is Residency.LOADING
+    assert manager.acquire(single(bad)) is Residency.LOADING
+    assert manager.num_leases == 3
+    [failure] = settle(manager)
+    assert failure.digest == bad.digest
+    assert not manager.is_resident(mix)
+    manager.release(mix)
+    manager.release(single(bad))
+    assert manager.is_resident(single(good))
+    assert [entry.digest for entry in manager.resident()] == [good.digest]
+    assert manager.stats.num_attention_slots_used == 1
+
+
+def test_a_failed_load_is_tried_again_by_the_next_acquire(world: World) -> None:
+    ref = world.add("a")
+    folder = world.source.folders.pop(ref.digest)
+    manager = world.manager()
+    selection = single(ref)
+    manager.acquire(selection)
+    assert [failure.digest for failure in settle(manager)] == [ref.digest]
+    world.source.folders[ref.digest] = folder
+    acquire_now(manager, selection)
+    manager.release(selection)
+    manager.release(selection)
+
+
+@pytest.mark.parametrize("change", ["config", "weights", "gone"])
+def test_files_that_changed_since_the_upload_are_not_served(world: World, change: str) -> None:
+    ref = world.add("a")
+    if change == "config":
+        write_adapter(world.tmp_path / "a", lora_tensors(rank=4, projections=QV), r=4, lora_alpha=32)
+    elif change == "weights":
+        write_adapter(world.tmp_path / "a", lora_tensors(rank=4, projections=QV, seed=99), r=4)
+    else:
+        (world.tmp_path / "a" / "adapter_model.safetensors").unlink()
+    manager = world.manager()
+    manager.acquire(single(ref))
+    [failure] = settle(manager)
+    assert failure.digest == ref.digest
+    assert "altered" in failure.error.message
+    manager.release(single(ref))
+    assert manager.resident() == ()
+
+
+def test_a_reference_that_claims_too_few_slots_fails_instead_of_cutting_ranks(world: World) -> None:
+    ref = world.add("a", rank=8)
+    wrong = AdapterRef(ref.digest, 1, 0)
+    manager = world.manager()
+    manager.acquire(single(wrong))
+    [failure] = settle(manager)
+    assert "rank 8" in failure.error.message
+    manager.release(single(wrong))
+
+
+def test_a_slot_that_changed_hands_during_a_load_holds_its_new_owner(world: World) -> None:
+    a, b = single(world.add("a", rank=8)), single(world.add("b", rank=8))
+    manager = world.manager(num_slots=2, copy_bytes=1_000)
+    manager.acquire(a)
+    while not manager._loads._copying:
+        manager.advance()
+    manager.release(a)  # aborted in the middle of the copy
+    assert manager.acquire(b) is Residency.LOADING
+    settle(manager)
+    assert_holds(manager, b, world.tmp_path / "b")
+    assert not manager.is_resident(a)
+
+
+class SlowSource(FolderSource):
+    """Fetches only when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def fetch(self, digest: str) -> Path:
+        assert self.gate.wait(60)
+        return super().fetch(digest)
+
+
+def test_a_slow_read_stalls_nobody(world: World) -> None:
+    slow, quick = single(world.add("slow")), single(world.add("quick"))
+    source = SlowSource()
+    source.folders = world.source.folders
+    manager = make_manager(source, num_slots=2)
+    world.managers.append(manager)
+    manager.acquire(slow)
+    for _ in range(100):
+        assert manager.advance() == []
+    assert manager.acquire(slow) is Residency.LOADING
+    assert manager.has_pending_loads
+    source.gate.set()
+    acquire_now(manager, quick)
+    assert manager.is_resident(slow)
+
+
+def test_an_aborted_load_is_evicted_when_its_slots_are_needed(world: World) -> None:
+    a, b = single(world.add("a")), single(world.add("b"))
+    source = SlowSource()
+    source.folders = world.source.folders
+    manager = make_manager(source, num_slots=1)
+    world.managers.append(manager)
+    manager.acquire(a)
+    manager.release(a)
+    assert manager.acquire(b) is Residency.LOADING
+    source.gate.set()
+    settle(manager)
+    assert_holds(manager, b, world.tmp_path / "b")
+
+
+def test_referenced_versions_keep_their_host_copy(world: World) -> None:
+    a, b = single(world.add("a")), single(world.add("b"))
+    size = load_weights(world.tmp_path / "a", BASE).num_bytes
+    manager = world.manager(num_slots=1, host_bytes=size)
+    manager.add_reference(a)
+    for selection in (a, b, a):
+        acquire_now(manager, selection)
+        manager.release(selection)
+    assert world.source.num_fetches == 2
+    assert manager.num_references == 1
+    manager.drop_reference(a)
+    assert manager.num_references == 0
+
+
+def test_a_prefetch_reads_to_host_memory_and_takes_no_slot(world: World) -> None:
+    selection = single(world.add("a"))
+    manager = world.manager()
+    manager.prefetch(selection)
+    settle(manager)
+    assert (world.source.num_fetches, manager.stats.num_attention_slots_used) == (1, 0)
+    manager.prefetch(selection)
+    acquire_now(manager, selection)
+    assert world.source.num_fetches == 1
+
+
+def test_a_prefetch_that_found_no_room_is_not_repeated_at_every_step(world: World) -> None:
+    selection = single(world.add("a"))
+    manager = world.manager(host_bytes=10)
+    for _ in range(5):
+        manager.prefetch(selection)
+        settle(manager)
+    assert world.source.num_fetches == 1
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers(world: World) -> None:
+    manager = world.manager(num_slots=2)
+    with pytest.raises(NeverFitsError, match="need 3 attention slots, and 2 of this server's 2 are not pinned"):
+        manager.check_fits(single(AdapterRef("aa" * 32, 3, 0)))
+    manager.check_fits(single(AdapterRef("aa" * 32, 2, 2)))
+
+
+def test_pinned_slots_do_not_count_for_others_but_for_their_owner(world: World) -> None:
+    pinned, other = world.add("pinned"), world.add("other", rank=8)
+    manager = world.manager(num_slots=2)
+    manager.pin(pinned)
+    with pytest.raises(NeverFitsError, match="need 2 attention slots, and 1 of"):
+        manager.check_fits(single(other))
+    manager.check_fits(single(pinned))
+    manager.unpin(pinned.digest)
+    manager.check_fits(single(other))
+    settle(manager)
+
+
+def test_a_pin_loads_and_is_never_a_victim(world: World) -> None:
+    pinned = world.add("pinned")
+    manager = world.manager(num_slots=2)
+    manager.pin(pinned)
+    settle(manager)
+    assert manager.is_loaded(pinned.digest)
+    for name in "abc":
+        selection = single(world.add(name))
+        acquire_now(manager, selection)
+        manager.release(selection)
+    assert manager.is_loaded(pinned.digest)
+    assert next(entry for entry in manager.resident() if entry.digest == pinned.digest).pinned
+
+
+def test_a_pin_that_would_leave_no_free_slot_is_refused(world: World) -> None:
+    a, b = world.add("a"), world.add("b")
+    manager = world.manager(num_slots=2)
+    manager.pin(a)
+    manager.pin(a)
+    with pytest.raises(NeverFitsError, match="no free attention slot: 2 of 2 would be pinned"):
+        manager.pin(b)
+    manager.unpin(a.digest)
+    manager.pin(b)
+    settle(manager)
+
+
+def test_a_pin_never_locks_out_a_request_that_was_accepted(world: World) -> None:
+    big, small = single(world.add("big", rank=8)), world.add("small")
+    manager = world.manager(num_slots=2)
+    manager.add_reference(big)
+    with pytest.raises(NeverFitsError, match="already accepted"):
+        manager.pin(small)
+    manager.drop_reference(big)
+    manager.pin(small)
+    settle(manager)
+
+
+def test_a_control_load_takes_no_lasting_lease(world: World) -> None:
+    a, b = world.add("a"), world.add("b")
+    manager = world.manager(num_slots=1)
+    manager.load(a)
+    settle(manager)
+    assert manager.is_loaded(a.digest)
+    assert manager.num_leases == 0
+    acquire_now(manager, single(b))
+    assert not manager.is_loaded(a.digest)
+    manager.load(a)
+    for _ in range(20):
+        manager.advance()
+    assert manager.is_resident(single(b))
+    assert manager.has_pending_loads
+    manager.release(single(b))
+    settle(manager)
+    assert manager.is_loaded(a.digest)
+
+
+def test_more_control_loads_than_slots_do_not_chase_each_other(world: World) -> None:
+    refs = [world.add(name) for name in "abcde"]
+    manager = world.manager(num_slots=2, copy_bytes=1_000)
+    for ref in refs:
+        manager.load(ref)
+    assert settle(manager) == []
+    assert manager.stats.total_loads == 5
+    assert world.source.num_fetches == 5
+
+
+def test_a_control_load_that_cannot_be_read_is_reported(world: World) -> None:
+    ref = AdapterRef("ee" * 32, 1, 0)
+    manager = world.manager()
+    manager.load(ref)
+    assert [failure.digest for failure in settle(manager)] == [ref.digest]
+    assert manager.resident() == ()
+
+
+def test_a_control_load_that_pins_locked_out_is_reported(world: World) -> None:
+    pinned, big = world.add("pinned"), world.add("big", rank=8)
+    manager = world.manager(num_slots=2)
+    acquire_now(manager, single(pinned))
+    manager.load(big)
+    manager.pin(pinned)
+    [failure] = settle(manager)
+    assert failure.digest == big.digest
+    assert "need 2 attention slots" in failure.error.message
+    manager.release(single(pinned))
+
+
+def test_unload_frees_slot_and_host_copy_and_a_reload_reads_again(world: World) -> None:
+    refs = [world.add(name) for name in "ab"]
+    manager = world.manager(num_slots=2)
+    for ref in refs:
+        manager.load(ref)
+    settle(manager)
+    assert manager.unload(refs[1].digest)
+    assert [entry.digest for entry in manager.resident()] == [refs[0].digest]
+    host_bytes = manager.stats.host_bytes
+    manager.load(refs[1])
+    settle(manager)
+    assert world.source.num_fetches == 3
+    assert manager.stats.host_bytes == 2 * host_bytes
+
+
+def test_unload_waits_for_leases_and_references(world: World) -> None:
+    ref = world.add("a")
+    selection = single(ref)
+    manager = world.manager()
+    manager.add_reference(selection)
+    assert not manager.unload(ref.digest)
+    acquire_now(manager, selection)
+    manager.drop_reference(selection)
+    assert not manager.unload(ref.digest)
+    assert manager.is_resident(selection)
+    manager.release(selection)
+    assert manager.unload(ref.digest)
+    assert manager.unload(ref.digest)
+    assert (manager.resident(), manager.stats.host_bytes) == ((), 0)
+
+
+def test_unload_of_a_load_under_way_leaves_nothing_behind(world: World) -> None:
+    ref = world.add("a")
+    source = SlowSource()
+    source.folders = world.source.folders
+    manager = make_manager(source)
+    world.managers.append(manager)
+    manager.load(ref)
+    manager.advance()
+    assert manager.unload(ref.digest)
+    source.gate.set()
+    while manager._loader._futures:
+        assert manager.advance() == []
+    assert (manager.resident(), manager.stats.host_bytes, manager.has_pending_loads) == ((), 0, False)
+
+
+def test_the_stats_count_what_is_there(world: World) -> None:
+    selection = single(world.add("a", projections=tuple(Projection)))
+    manager = world.manager(num_slots=3)
+    manager.add_reference(selection)
+    acquire_now(manager, selection)
+    stats = manager.stats
+    assert (stats.num_slots, stats.num_attention_slots_used, stats.num_mlp_slots_used) == (3, 1, 1)
+    assert (stats.num_leases, stats.num_references, stats.num_pending_loads) == (1, 1, 0)
+    [entry] = manager.resident()
+    assert (entry.leases, entry.pinned, entry.is_loading) == (1, False, False)
+    manager.release(selection)
+    manager.drop_reference(selection)
+
+
+def test_the_check_sees_a_lease_that_no_request_holds(world: World) -> None:
+    ref = world.add("a")
+    manager = world.manager()
+    acquire_now(manager, single(ref))
+    manager._leased.clear()
+    assert "requests hold 0" in manager.check_integrity()[0]
+    manager._leased[single(ref)] = 1
