@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn
 import httpx
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from loraplex.adapters.file_names import CONFIG_FILE, check_file_name, is_inspected_file, is_version_file
 from loraplex.adapters.folder import adapter_root
@@ -28,12 +29,12 @@ Key = Annotated[
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+_CHUNK_BYTES = 1 << 16
+
 
 @app.command()
 def push(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, help="A PEFT adapter's folder, or a zip of it.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", exists=True, help="A PEFT adapter's folder, or a zip.")],
     tenant: Tenant,
     name: Annotated[str, typer.Option(help="The adapter's name; made if it does not exist.")],
     key: Key,
@@ -45,13 +46,13 @@ def push(
     """
     with _client(url, key) as client, ExitStack() as opened:
         progress = opened.enter_context(_progress())
-        path = f"{_adapter_path(tenant, name)}/versions"
+        url_path = f"{_adapter_path(tenant, name)}/versions"
         if folder.is_file():
             body = opened.enter_context(_Reported(folder, progress))
-            reply = client.post(path, content=iter(body), headers={"content-type": "application/zip"})
+            reply = client.post(url_path, content=_chunks(body), headers={"content-type": "application/zip"})
         else:
-            files = [opened.enter_context(_Reported(file, progress)) for file in _files_to_send(folder)]
-            reply = client.post(path, files=[("files", (file.name, file)) for file in files])
+            files = [(path.name, opened.enter_context(_Reported(path, progress))) for path in _files_to_send(folder)]
+            reply = client.post(url_path, files=[("files", file) for file in files])
     version = _checked(reply)
     for warning in version["facts"]["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
@@ -100,36 +101,23 @@ def delete(
     typer.echo(f"deleted {name}")
 
 
-class _Reported:
+class _Reported(io.FileIO):
     """A file whose reading shows as progress."""
 
     def __init__(self, path: Path, progress: Progress) -> None:
-        self.name = path.name
-        self._path = path
+        super().__init__(path, "rb")
         self._progress = progress
-        self._file: BinaryIO
-        self._task: TaskID
+        self._task = progress.add_task(path.name, total=path.stat().st_size)
 
-    def __enter__(self) -> _Reported:
-        self._file = self._path.open("rb")
-        self._task = self._progress.add_task(self.name, total=self._path.stat().st_size)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __iter__(self) -> Iterator[bytes]:
-        while chunk := self.read(1 << 16):
-            yield chunk
-
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._file.read(size)
+    def read(self, size: int | None = -1, /) -> bytes:
+        chunk = super().read(size) or b""
         self._progress.advance(self._task, len(chunk))
         return chunk
 
-    def fileno(self) -> int:
-        """Where the client finds the length."""
-        return self._file.fileno()
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
 
 
 def _files_to_send(folder: Path) -> list[Path]:
@@ -202,5 +190,6 @@ def _fail(message: str) -> NoReturn:
 
 
 def _progress() -> Progress:
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

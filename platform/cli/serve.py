@@ -37,6 +37,8 @@ def serve(**given: Any) -> None:
     from loraplex.platform.serve import serve as serve_settings
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for chatty in ("alembic", "httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings = Settings.load(**{name: value for name, value in given.items() if value not in (None, [])})
         asyncio.run(serve_settings(settings, print_summary))

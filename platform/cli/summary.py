@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from loraplex.engine.config import GIB
 from loraplex.engine.messages import MemoryPlan
@@ -16,15 +16,12 @@ MIB = 1 << 20
 
 
 def print_summary(services: Services, url: str) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in _rows(services, url).items():
-        table.add_row(name, value)
     console = Console(file=sys.stdout, highlight=False)
-    console.print("\n[bold]LoRAplex is ready[/bold]")
-    console.print(table)
+    console.print("\nLoRAplex is ready", style="bold")
+    for name, value in _rows(services, url).items():
+        console.print(Text.assemble((f"{name:<10}", "bold"), value), soft_wrap=True)
     console.print()
+    console.file.flush()  # a log file or a parent process reads it as well
 
 
 def _rows(services: Services, url: str) -> dict[str, str]:
