@@ -61,7 +61,8 @@ class ClientChannel:
         return _decode_event(await self._events.recv())
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._calls.close()  # the context does not know of it, and would wait for it
+        self._context.destroy()
 
 
 class EngineChannel:
@@ -89,7 +90,7 @@ class EngineChannel:
         self._events.send(encode(event))
 
     def close(self) -> None:
-        self._context.destroy(linger=LINGER_MS)
+        self._context.destroy()
 
     def _receive_one(self) -> bytes | None:
         try:

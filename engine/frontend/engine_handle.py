@@ -52,7 +52,13 @@ class EngineHandle:
         """
         folder = _make_socket_folder()
         channel = ClientChannel(folder)
-        handle = cls(await _spawn(), channel, folder)
+        try:
+            process = await _spawn()
+        except BaseException:
+            channel.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        handle = cls(process, channel, folder)
         try:
             handle._hand_over(
                 EngineLaunch(

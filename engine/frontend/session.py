@@ -83,6 +83,10 @@ class EngineSession:
         """Of the streams that are open."""
         return list(self._streams)
 
+    @property
+    def is_dead(self) -> bool:
+        return self._error is not None
+
     def deliver(self, event: EngineEvent) -> None:
         match event:
             case OutputBatch():

@@ -38,7 +38,12 @@ class Supervisor:
         self._telling: set[asyncio.Task[None]] = set()
         self._crashes = CrashCounter()
         self._crash: asyncio.Future[CrashReport] | None = None
-        self.state = EngineState.STARTING
+        self._state = EngineState.STARTING
+
+    @property
+    def state(self) -> EngineState:
+        is_dying = self._state is EngineState.READY and self.session is not None and self.session.is_dead
+        return EngineState.RESTARTING if is_dying else self._state
 
     @property
     def session(self) -> EngineSession | None:
@@ -61,7 +66,7 @@ class Supervisor:
         try:
             self._handle = await self._start_engine()
         except BaseException:
-            self.state = EngineState.STOPPED
+            self._state = EngineState.STOPPED
             raise
         self._become_ready()
         self._watcher = asyncio.create_task(self._watch(self._handle), name="engine-supervisor")
@@ -75,7 +80,7 @@ class Supervisor:
         """No new requests; what runs may finish for `grace_s`, is aborted then; the engine ends."""
         if self.state in (EngineState.DRAINING, EngineState.STOPPED):
             return
-        self.state = EngineState.DRAINING
+        self._state = EngineState.DRAINING
         tasks = [*self._telling, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -83,12 +88,12 @@ class Supervisor:
         if self._handle:
             await self._handle.session.drain(grace_s)
             await self._handle.end()
-        self.state = EngineState.STOPPED
+        self._state = EngineState.STOPPED
 
     async def _watch(self, handle: EngineHandle) -> None:
         while True:
             returncode = await handle.ended()
-            self.state = EngineState.RESTARTING
+            self._state = EngineState.RESTARTING
             logger.error("the engine died (status %s); in the batch: %s", returncode, handle.session.last_request_ids)
             successor = await self._restart(handle.session.last_request_ids)
             if successor is None:
@@ -112,7 +117,7 @@ class Supervisor:
 
     def _become_ready(self) -> None:
         self._crashes.serving()
-        self.state = EngineState.READY
+        self._state = EngineState.READY
         self._tell_ready(self._on_ready)
 
     def _tell_ready(self, callbacks: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -122,7 +127,7 @@ class Supervisor:
         task.add_done_callback(self._telling.discard)
 
     def _give_up(self, report: CrashReport) -> None:
-        self.state = EngineState.STOPPED
+        self._state = EngineState.STOPPED
         logger.critical("%s; last requests: %s", report.message, report.last_request_ids)
         assert self._crash is not None
         self._crash.set_result(report)
