@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -348,9 +350,16 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, name: str, monkeyp
     folder = write_adapter(tmp_path)
     (folder / "adapter_model.safetensors").rename(folder / name)
     opened: list[str] = []
-    real_open, real_os_open = builtins.open, os.open
-    monkeypatch.setattr(builtins, "open", lambda file, *a, **k: (opened.append(str(file)), real_open(file, *a, **k))[1])
-    monkeypatch.setattr(os, "open", lambda file, *a, **k: (opened.append(str(file)), real_os_open(file, *a, **k))[1])
+
+    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(file: object, *args: object, **kwargs: object) -> object:
+            opened.append(str(file))
+            return function(file, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(builtins, "open", recording(builtins.open))
+    monkeypatch.setattr(os, "open", recording(os.open))
     reasons = refusal(lambda: inspect(folder))
     assert reasons[0].code == "pickle_refused"
     assert any(path.endswith("adapter_config.json") for path in opened)

@@ -1,4 +1,4 @@
-"""The manager under random requests, aborts, pins, unloads and failing reads: nothing leaks, nobody gets another's weights."""
+"""The manager under random requests, aborts, pins, unloads and failing reads: no leak, nobody else's weights."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def assert_agrees(folder: Path, base_dir: Path) -> None:
         torch.testing.assert_close(ours[path], delta, rtol=1e-5, atol=1e-5)
 
 
-PATTERNS = {"rank_pattern": {"layers.1.mlp.down_proj": 4, "q_proj": 16}, "alpha_pattern": {"q_proj": 64}}
+PATTERNS: dict[str, Any] = {
+    "rank_pattern": {"layers.1.mlp.down_proj": 4, "q_proj": 16},
+    "alpha_pattern": {"q_proj": 64},
+}
 
 
 @pytest.mark.parametrize(
