@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from loraplex.engine.errors import ConfigurationError
 from loraplex.engine.models.hf_config import HFConfig, ModelDType, read_json_object
 from loraplex.engine.models.rope_config import RopeConfig
@@ -90,9 +92,10 @@ def _eos_token_ids(path: Path, raw: HFConfig) -> frozenset[int]:
         given = read_json_object(path / "generation_config.json").get("eos_token_id")
     if given is None:
         given = raw.eos_token_id
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+    try:
+        ids = msgspec.convert(given, int | list[int] | None)
+    except msgspec.ValidationError:
         raise ConfigurationError(
             f"eos_token_id is {given!r}; it must be an integer or a list of integers", param="model"
-        )
-    return frozenset(ids)
+        ) from None
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -150,7 +150,7 @@ def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
 def test_a_file_that_is_cut_short_is_refused(folder: Path, length: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ConfigurationError, match="not a safetensors file|cut short"):
+    with pytest.raises(ConfigurationError, match=r"not a safetensors file|cut short"):
         load(folder)
 
 
