@@ -13,6 +13,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.runner import token_draw
 from loraplex.engine.runner.row_pieces import MAX_ROWS
 from loraplex.engine.runner.sampler import Sampler
+from loraplex.engine.runner.token_draw import DrawParams, draw_tokens
 from tests.engine.runner.helpers import create_request
 from tests.engine.runner.sampling_oracle import edited_logits, kept_tokens, sample_one
 
@@ -275,3 +276,23 @@ def test_one_uniform_number_is_compared_with_the_cumulated_softmax() -> None:
     cumulated = np.cumsum(torch.softmax(logits.double(), dim=-1).numpy(), axis=-1)
     expected = [int(np.searchsorted(row, number, side="right")) for row, number in zip(cumulated, numbers, strict=True)]
     assert sample(logits, requests) == expected
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 30}])
+def test_the_smallest_number_draws_no_filtered_token(truncation: dict[str, Any]) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :5] = -50.0
+    params = DrawParams.of([create_request(min_p=0.5, **truncation)], vocab_size=VOCAB)
+    params.uniform[0] = 0.0
+    assert draw_tokens(logits, params).tolist() == [5]
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}])
+def test_the_largest_number_draws_the_last_kept_token(truncation: dict[str, Any]) -> None:
+    logits = random_logits(1)
+    request = create_request(**truncation)
+    kept = [token for token, _ in kept_tokens(logits[0].tolist(), request)]
+    last = kept[-1] if "top_k" in truncation or "top_p" in truncation else max(kept)
+    params = DrawParams.of([request], vocab_size=VOCAB)
+    params.uniform[0] = 1 - 2.0**-53
+    assert draw_tokens(logits, params).tolist() == [last]
