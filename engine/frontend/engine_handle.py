@@ -50,7 +50,7 @@ class EngineHandle:
             ConfigurationError: what the engine says of its settings or its model.
             EngineDeadError: it ended for another reason.
         """
-        folder = _make_socket_folder()
+        folder = make_socket_folder()
         channel = ClientChannel(folder)
         try:
             process = await _spawn()
@@ -140,7 +140,7 @@ async def _spawn() -> asyncio.subprocess.Process:
     )
 
 
-def _make_socket_folder() -> Path:
+def make_socket_folder() -> Path:
     """A fresh folder of mode 0700; in /tmp when the usual place makes the socket's path too long."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="loraplex-", dir=usual if len(usual) < MAX_SOCKET_PATH - 20 else "/tmp"))

@@ -1,0 +1,88 @@
+"""What crosses the process boundary, and what must not get through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from loraplex.engine.errors import ConfigurationError
+from loraplex.engine.frontend.channel import ClientChannel, EngineChannel
+from loraplex.engine.frontend.child_environment import child_environment
+from loraplex.engine.frontend.engine_handle import make_socket_folder
+from loraplex.engine.frontend.source_spec import SourceSpec
+from loraplex.engine.messages import CallReply, GetIntegrity, OutputBatch
+from loraplex.engine.outputs import FinishReason
+from tests.engine.frontend.helpers import LOCAL_SOURCE, request
+
+
+async def test_a_malformed_call_is_answered_where_possible_and_never_raises() -> None:
+    folder = make_socket_folder()
+    client, engine = ClientChannel(folder), EngineChannel(folder)
+    bad_request = msgspec.to_builtins(request("bad")) | {"type": "GenerateRequest", "prompt_token_ids": "none"}
+    bad_params = msgspec.to_builtins(request("params")) | {"type": "GenerateRequest"}
+    bad_params["sampling_params"]["temperature"] = -1.0
+    bad_call = {"type": "LoadAdapter", "call_id": 7}
+    try:
+        sender = zmq.Socket.shadow(client._calls.underlying)
+        for message in (b"", b"\xc1", msgspec.msgpack.encode([1, 2])):
+            sender.send(message)
+        for fields in (bad_request, bad_params, bad_call):
+            sender.send(msgspec.msgpack.encode(fields))
+        client.send(GetIntegrity(call_id=8))
+        received = []
+        while not received:
+            received += engine.receive(1000)
+        assert received == [GetIntegrity(call_id=8)]
+        events = [await asyncio.wait_for(client.receive(), 10) for _ in range(3)]
+    finally:
+        engine.close()
+        client.close()
+    for event, request_id in zip(events, ("bad", "params"), strict=False):
+        assert isinstance(event, OutputBatch)
+        assert [(output.request_id, output.finish_reason) for output in event.outputs] == [
+            (request_id, FinishReason.ERROR)
+        ]
+    assert isinstance(events[2], CallReply)
+    assert events[2].call_id == 7
+    assert events[2].error is not None
+
+
+def test_the_sockets_lie_in_a_fresh_folder_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = make_socket_folder()
+    assert stat.S_IMODE(usual.stat().st_mode) == 0o700
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    assert len(str(make_socket_folder())) < 90
+
+
+def test_only_allowed_variables_reach_the_engine() -> None:
+    given = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "OMP_NUM_THREADS": "3",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "LORAPLEX_ADMIN_KEY": "secret",
+        "AWS_SESSION_TOKEN": "secret",
+        "PGPASSWORD": "secret",
+        "HTTPS_PROXY": "http://user:secret@proxy",
+    }
+    seen = child_environment(given)
+    assert "secret" not in json.dumps(seen)
+    assert {"PATH", "LC_ALL", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"} <= seen.keys()
+    assert seen["OMP_WAIT_POLICY"] == "passive"
+    assert child_environment({"OMP_WAIT_POLICY": "active"})["OMP_WAIT_POLICY"] == "active"
+
+
+def test_a_source_is_named_and_built_anew_and_never_shown(tmp_path: Path) -> None:
+    spec = SourceSpec(factory=LOCAL_SOURCE, options={"folders": []})
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=SourceSpec) == spec
+    assert spec.create().__class__.__name__ == "LocalAdapterSource"
+    assert "hush" not in repr(SourceSpec(factory="a:b", options={"secret": "hush"}))
+    for factory in ("no_such_module:f", "json:no_such_function", "json", ""):
+        with pytest.raises(ConfigurationError, match="adapter source"):
+            SourceSpec(factory=factory).create()
