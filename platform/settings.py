@@ -6,6 +6,7 @@ descriptions are the help of the command line and the table in the documentation
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -20,6 +21,10 @@ from loraplex.engine.config import GIB, DType, EngineConfig
 from loraplex.engine.errors import ConfigurationError
 
 ENV_PREFIX = "LORAPLEX_"
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_VARIABLES = {"LORAPLEX_URL", "LORAPLEX_API_KEY"}  # where the commands that call a server find it
 
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -84,7 +89,8 @@ class DataSettings(BaseSettings):
     )
     database_url: SecretStr = Field(
         default_factory=_default_database_url,
-        description="Database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME. Default: a file in the data folder.",
+        description="Database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME. "
+        "Default: a file in the data folder.",
     )
     secret_key: SecretStr | None = Field(
         default=None,
@@ -101,6 +107,8 @@ class DataSettings(BaseSettings):
 
         Raises ConfigurationError with every fault and, for each, the flag and the variable that sets it.
         """
+        for name in unknown_environment():
+            logger.warning("the environment variable %s sets nothing; is it mistyped?", name)
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
@@ -194,9 +202,9 @@ class Settings(DataSettings):
 
 
 def unknown_environment() -> list[str]:
-    """Variables with our prefix that set nothing: most likely a typing error, worth a warning at start."""
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name.upper() not in known)
+    """Variables with our prefix that set nothing: most likely mistyped."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | _CLIENT_VARIABLES
+    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
 
 
 def _gib(value: float | None) -> int | None:

@@ -18,9 +18,12 @@ class RequestsInFlight:
     def __getitem__(self, tenant_id: str) -> int:
         return self._counts[tenant_id]
 
+    def is_open(self, tenant_id: str) -> bool:
+        return tenant_id not in self._emptied
+
     def enter(self, tenant_id: str) -> None:
         """Raises NotFoundError if the tenant is closed."""
-        if tenant_id in self._emptied:
+        if not self.is_open(tenant_id):
             raise no_such_tenant()
         self._counts[tenant_id] += 1
 

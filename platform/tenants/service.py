@@ -7,13 +7,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.errors import InvalidRequestError
+from loraplex.adapters.errors import InvalidRequestError, ServerError
 from loraplex.platform.api_keys.principal import TenantContext
 from loraplex.platform.api_keys.service import ApiKeyService
 from loraplex.platform.audit.service import HOST, record
@@ -27,6 +28,7 @@ from loraplex.platform.tenants.in_flight import RequestsInFlight
 
 CONTEXT_LIFETIME_S = 2.0  # how long a change by another process may go unnoticed
 CONTEXT_CAPACITY = 4096
+FINISH_INTERVAL_S = 15.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -106,6 +108,26 @@ class TenantService:
         """
         tenant = await self.mark_deleting(name_or_id, confirm=confirm, actor=actor)
         await asyncio.shield(self._removal(tenant, remove_files))
+
+    @asynccontextmanager
+    async def finishing_deletions(self, remove_files: RemoveFiles) -> AsyncIterator[None]:
+        """While this is open, marked tenants are removed: left from before, or marked by the host's commands."""
+        task = asyncio.create_task(self._finish_for_ever(remove_files), name="finish-deletions")
+        try:
+            yield
+        finally:
+            cancelled = [task, *self._removals.values()]
+            for one in cancelled:
+                one.cancel()
+            await asyncio.gather(*cancelled, return_exceptions=True)
+
+    async def _finish_for_ever(self, remove_files: RemoveFiles) -> None:
+        while True:
+            try:
+                await self.finish_deletions(remove_files)
+            except ServerError as error:
+                logger.error("cannot look for tenants to remove: %s", error.message)
+            await asyncio.sleep(FINISH_INTERVAL_S)
 
     async def finish_deletions(self, remove_files: RemoveFiles) -> None:
         """Remove the tenants that are marked: by the host's commands, or before the server was stopped."""

@@ -11,6 +11,8 @@ from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.db.models import AuditEvent, Tenant, UsageRecord
 from loraplex.platform.deps import PathTenant
 from loraplex.platform.errors import NotFoundError
+from loraplex.platform.tenants import service
+from loraplex.platform.tenants.service import TenantService
 from tests.platform.helpers import BaseWorld, open_base_world
 
 TENANTS = "/api/v1/tenants"
@@ -184,6 +186,39 @@ async def test_a_deletion_that_failed_or_was_cut_short_is_taken_up_again(data_di
         assert world.registry.ids == [acme.id]
         with pytest.raises(NotFoundError):
             await tenants.get("acme")
+
+
+async def test_a_running_server_removes_what_the_host_marks(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FINISH_INTERVAL_S", 0.01)
+    async with open_base_world(data_dir) as world:
+        acme = await world.tenant("acme")
+        tenants = world.installation.tenants
+        async with tenants.finishing_deletions(world.registry.remove_tenant):
+            await TenantService(
+                world.installation.database, world.installation.secret_key, world.installation.api_keys
+            ).mark_deleting("acme", confirm="acme", actor="host")
+            while not world.registry.ids:
+                await asyncio.sleep(0.01)
+        assert world.registry.ids == [acme.id]
+
+
+async def test_a_shut_down_cuts_waiting_deletions_short(data_dir: Path) -> None:
+    async with open_base_world(data_dir) as world:
+        acme = await world.tenant("acme")
+        tenants = world.installation.tenants
+        tenants.in_flight.enter(acme.id)
+        async with tenants.finishing_deletions(world.registry.remove_tenant):
+            await tenants.mark_deleting("acme", confirm="acme", actor="host")
+            await asyncio.sleep(0)
+            deletion = asyncio.create_task(
+                tenants.delete("acme", confirm="acme", actor="host", remove_files=world.registry.remove_tenant)
+            )
+            while tenants.in_flight.is_open(acme.id):
+                await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await deletion
+        assert world.registry.ids == []
+        assert (await tenants.get("acme")).status == "deleting"
 
 
 async def test_no_request_slips_in_after_the_last_one_was_waited_for(data_dir: Path) -> None:
