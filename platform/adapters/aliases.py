@@ -49,7 +49,7 @@ class Aliases:
         check_new_alias(name)
         async with self._database.session() as session:
             repository = AdapterRepository(session)
-            adapter = await repository.lock_adapter(tenant.id, adapter_name)
+            adapter = await repository.existing_adapter(tenant.id, adapter_name, for_update=True)
             await repository.existing_version(adapter, version)
             alias = await repository.find_alias(adapter.id, name)
             _check_etag(alias, if_match)
@@ -75,7 +75,7 @@ class Aliases:
             raise InvalidRequestError(f"the alias {name} cannot be deleted; delete the adapter", param="alias")
         async with self._database.session() as session:
             repository = AdapterRepository(session)
-            adapter = await repository.lock_adapter(tenant.id, adapter_name)
+            adapter = await repository.existing_adapter(tenant.id, adapter_name, for_update=True)
             alias = _existing(await repository.find_alias(adapter.id, name), name)
             _check_etag(alias, if_match)
             await repository.delete_alias(alias)

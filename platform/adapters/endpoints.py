@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from loraplex.adapters.errors import ClientError
-from loraplex.platform.adapters.schemas import AdapterView, AliasView, PutAlias, VersionView
+from loraplex.platform.adapters.schemas import MAX_VERSION, AdapterView, AliasView, PutAlias, VersionView
 from loraplex.platform.adapters.upload import Refusal, read_upload
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.deps import CurrentPrincipal, PathTenant, ServicesDep, require_scope
@@ -18,8 +18,8 @@ router = APIRouter(prefix="/api/v1/tenants/{tenant}/adapters", tags=["adapters"]
 CAN_READ = [require_scope(Scope.ADAPTERS_READ)]
 CAN_WRITE = [require_scope(Scope.ADAPTERS_WRITE)]
 
-Version = Annotated[int, Path(ge=1, le=999_999_999)]
-Before = Annotated[int | None, Query(ge=1, description="Only versions below this number.")]
+Version = Annotated[int, Path(ge=1, le=MAX_VERSION)]
+Before = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Only versions below this number.")]
 IfMatch = Annotated[str | None, Header(description="Change the alias only if this is its etag.", max_length=64)]
 
 

@@ -44,6 +44,10 @@ class MultipartFiles:
         self._is_complete = False
         self._parser = _open_parser(boundary, self)
 
+    @property
+    def is_archive(self) -> bool:
+        return self._archive is not None
+
     def write(self, chunk: bytes) -> None:
         try:
             self._parser.write(chunk)

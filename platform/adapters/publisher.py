@@ -130,7 +130,7 @@ class Publisher:
     async def _make_ready(self, tenant: TenantContext, name: str, version: AdapterVersion) -> None:
         async with self._database.session() as session:
             repository = AdapterRepository(session)
-            adapter = await repository.find_adapter(tenant.id, name)
+            adapter = await repository.find_adapter(tenant.id, name, for_update=True)
             if adapter is None or not await repository.make_ready(version.id):
                 raise ConflictError(f"the adapter {name} was deleted during the upload; send it again", param="adapter")
             if await repository.find_alias(adapter.id, DEFAULT_ALIAS) is None:

@@ -17,7 +17,7 @@ from loraplex.platform.adapters.aliases import Aliases
 from loraplex.platform.adapters.catalog import Catalog, CatalogAdapter, CatalogVersion
 from loraplex.platform.adapters.catalog_loader import CatalogLoader
 from loraplex.platform.adapters.keyed_lock import KeyedLock
-from loraplex.platform.adapters.naming import check_new_name, is_name, label, unknown_adapter
+from loraplex.platform.adapters.naming import check_new_name, is_name, label, shown, unknown_adapter
 from loraplex.platform.adapters.publisher import Publisher
 from loraplex.platform.adapters.references import References
 from loraplex.platform.adapters.removal import Removals
@@ -35,6 +35,7 @@ from loraplex.platform.storage.artifact_store import ArtifactStore
 
 MAX_MIX_PARTS = 8
 MAX_ABS_WEIGHT = 10.0
+LIST_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class AdapterRegistry:
         self._references = References()
         self._validator = Validator()
         self._fit = ServingFit(base, engine)
-        loader = CatalogLoader(database, slot_rank=slot_rank)
-        self._catalog = Catalog(loader)
+        self._loader = CatalogLoader(database, slot_rank=slot_rank)
+        self._catalog = Catalog(self._loader.load)
         residency_lock = KeyedLock()
         self._removals = Removals(
             database=database,
@@ -89,7 +90,7 @@ class AdapterRegistry:
             database=database,
             engine=engine,
             catalog=self._catalog,
-            loader=loader,
+            loader=self._loader,
             fit=self._fit,
             lock=residency_lock,
         )
@@ -163,22 +164,20 @@ class AdapterRegistry:
 
     async def list_for_tenant(self, tenant: TenantContext) -> list[ListedAdapter]:
         """The tenant's adapters in the order of their names, each with its default version."""
-        return [
-            ListedAdapter(
-                name=adapter.name, version=version.number, digest=version.ref.digest, created_at=adapter.created_at
-            )
-            for adapter in await self.list_adapters(tenant)
-            if (version := adapter.pick(RequestedAdapter(name=adapter.name))) is not None
-        ]
+        listed: list[ListedAdapter] = []
+        page = await self.list_adapters(tenant)
+        while page:
+            listed += [_listed(adapter) for adapter in page]
+            page = await self.list_adapters(tenant, after=page[-1].name) if len(page) == LIST_PAGE else []
+        return listed
 
     async def list_adapters(
-        self, tenant: TenantContext, *, after: str = "", limit: int | None = None
+        self, tenant: TenantContext, *, after: str = "", limit: int = LIST_PAGE
     ) -> list[CatalogAdapter]:
         """Adapters in the order of their names, beginning behind `after`."""
-        async with self._database.read_session() as session:
-            rows = await AdapterRepository(session).list_adapters(tenant.id, after=after, limit=limit)
-        adapters = [await self._catalog.get(tenant.id, row.name) for row in rows]
-        return [adapter for adapter in adapters if adapter is not None]
+        if after and not is_name(after):
+            raise InvalidRequestError(f"{shown(after)} is no adapter's name", param="after")
+        return await self._loader.load_page(tenant.id, after=after, limit=limit)
 
     async def get_adapter(self, tenant: TenantContext, name: str) -> CatalogAdapter:
         """Raises NotFoundError."""
@@ -233,6 +232,14 @@ class AdapterRegistry:
                 f"{', '.join(tenants[:3])}; start with another --served-model-name",
                 param="served_model_name",
             )
+
+
+def _listed(adapter: CatalogAdapter) -> ListedAdapter:
+    version = adapter.pick(RequestedAdapter(name=adapter.name))
+    assert version is not None, "an adapter with a version has a default"
+    return ListedAdapter(
+        name=adapter.name, version=version.number, digest=version.ref.digest, created_at=adapter.created_at
+    )
 
 
 def _check_weight(requested: RequestedAdapter) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, String, cast, delete, exists, sele
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.adapters.naming import unknown_adapter
+from loraplex.platform.adapters.naming import is_alias_name, is_name, unknown_adapter
 from loraplex.platform.db.models import Adapter, AdapterAlias, AdapterVersion, Tenant, utc_now
 from loraplex.platform.ids import new_id
 from loraplex.platform.tenants.context import ACTIVE
@@ -33,25 +33,25 @@ class AdapterRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def find_adapter(self, tenant_id: str, name: str) -> Adapter | None:
-        return await self._session.scalar(_adapter(tenant_id, name))
+    async def find_adapter(self, tenant_id: str, name: str, *, for_update: bool = False) -> Adapter | None:
+        """`for_update`: nobody else changes the adapter before this transaction ends."""
+        if not is_name(name):  # nor would PostgreSQL take every string, such as one with a NUL
+            return None
+        query = _adapters(tenant_id).where(Adapter.name == name)
+        return await self._session.scalar(query.with_for_update() if for_update else query)
 
-    async def existing_adapter(self, tenant_id: str, name: str) -> Adapter:
+    async def existing_adapter(self, tenant_id: str, name: str, *, for_update: bool = False) -> Adapter:
         """Raises NotFoundError."""
-        return _existing(await self.find_adapter(tenant_id, name), name)
-
-    async def lock_adapter(self, tenant_id: str, name: str) -> Adapter:
-        """The adapter, for a change: nobody else changes it before this transaction ends.
-
-        Raises NotFoundError.
-        """
-        return _existing(await self._session.scalar(_adapter(tenant_id, name).with_for_update()), name)
+        adapter = await self.find_adapter(tenant_id, name, for_update=for_update)
+        if adapter is None:
+            raise unknown_adapter(name, param="adapter")
+        return adapter
 
     async def all_adapters(self, tenant_id: str) -> Sequence[Adapter]:
         """Also those whose first version is being uploaded."""
         return (await self._session.scalars(_adapters(tenant_id).with_for_update())).all()
 
-    async def list_adapters(self, tenant_id: str, *, after: str = "", limit: int | None = None) -> Sequence[Adapter]:
+    async def list_adapters(self, tenant_id: str, *, after: str, limit: int) -> Sequence[Adapter]:
         """Those with a ready version, in the order of their names, beginning behind `after`."""
         is_ready = exists().where(AdapterVersion.adapter_id == Adapter.id, AdapterVersion.status == READY)
         query = _adapters(tenant_id).where(Adapter.name > after, is_ready).order_by(Adapter.name).limit(limit)
@@ -104,6 +104,10 @@ class AdapterRepository:
             query = query.where(AdapterVersion.number < before)
         return (await self._session.scalars(query.order_by(AdapterVersion.number.desc()).limit(limit))).all()
 
+    async def all_versions(self, adapter_ids: Sequence[str]) -> Sequence[AdapterVersion]:
+        """Ready versions of several adapters."""
+        return (await self._session.scalars(_ready_versions().where(AdapterVersion.adapter_id.in_(adapter_ids)))).all()
+
     async def find_version(self, adapter_id: str, number: int) -> AdapterVersion | None:
         return await self._session.scalar(
             _ready_versions().where(AdapterVersion.adapter_id == adapter_id, AdapterVersion.number == number)
@@ -139,11 +143,13 @@ class AdapterRepository:
             update(Adapter).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None)).values(deleted_at=utc_now())
         )
 
-    async def aliases(self, adapter_id: str) -> Sequence[AdapterAlias]:
-        query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter_id).order_by(AdapterAlias.name)
+    async def aliases(self, *adapter_ids: str) -> Sequence[AdapterAlias]:
+        query = select(AdapterAlias).where(AdapterAlias.adapter_id.in_(adapter_ids)).order_by(AdapterAlias.name)
         return (await self._session.scalars(query)).all()
 
     async def find_alias(self, adapter_id: str, name: str) -> AdapterAlias | None:
+        if not is_alias_name(name):
+            return None
         return await self._session.scalar(
             select(AdapterAlias).where(AdapterAlias.adapter_id == adapter_id, AdapterAlias.name == name)
         )
@@ -210,16 +216,6 @@ def point_alias(alias: AdapterAlias, version: int) -> None:
     """Give the alias one target, and an etag that it never had."""
     alias.targets = [{"version": version, "weight": 100}]
     alias.etag, alias.updated_at = secrets.token_hex(8), utc_now()
-
-
-def _existing(adapter: Adapter | None, name: str) -> Adapter:
-    if adapter is None:
-        raise unknown_adapter(name, param="adapter")
-    return adapter
-
-
-def _adapter(tenant_id: str, name: str) -> Select[Adapter]:
-    return _adapters(tenant_id).where(Adapter.name == name)
 
 
 def _adapters(tenant_id: str) -> Select[Adapter]:

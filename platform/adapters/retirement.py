@@ -25,7 +25,7 @@ class Retirement:
         """Raises NotFoundError, or ConflictError naming the aliases that target the version."""
         async with self._database.session() as session:
             repository = AdapterRepository(session)
-            adapter = await repository.lock_adapter(tenant.id, name)
+            adapter = await repository.existing_adapter(tenant.id, name, for_update=True)
             version = await repository.existing_version(adapter, number)
             aliases = [alias.name for alias in await repository.aliases(adapter.id) if _targets(alias.targets, number)]
             if aliases:
@@ -50,7 +50,7 @@ class Retirement:
         """With all versions and aliases; a later upload under the name goes on with the version numbers."""
         async with self._database.session() as session:
             repository = AdapterRepository(session)
-            adapter = await repository.lock_adapter(tenant.id, name)
+            adapter = await repository.existing_adapter(tenant.id, name, for_update=True)
             version_ids = await repository.retire_adapter(adapter)
             record(session, actor=actor, action="adapter.delete", target=name, tenant=tenant.name)
         await self._catalog.refresh(tenant.id, name)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from loraplex.platform.adapters.catalog import CatalogAdapter
 from loraplex.platform.db.models import AdapterAlias, AdapterVersion
 
+MAX_VERSION = 999_999_999
 _FULL_WEIGHT = 100
 
 
@@ -76,7 +77,7 @@ class VersionView(BaseModel):
 class AliasTarget(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=MAX_VERSION)
     weight: int = Field(default=_FULL_WEIGHT, ge=_FULL_WEIGHT, le=_FULL_WEIGHT, description="Only 100 for now.")
 
 
@@ -85,7 +86,7 @@ class PutAlias(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: int | None = Field(default=None, ge=1)
+    version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     targets: list[AliasTarget] | None = Field(default=None, min_length=1, max_length=1)
 
     @model_validator(mode="after")

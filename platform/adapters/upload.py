@@ -69,6 +69,8 @@ class ReadUpload:
         InvalidRequestError for a body that ends too early.
         """
         try:
+            if self._sink.is_archive:
+                self._area.reserve_for_unpacking()
             received = await _uninterrupted(_on_disk, self._sink.finish)
         finally:
             self._sink.close()
@@ -87,6 +89,9 @@ class Refusal(Response):
 
 
 class _Sink(Protocol):
+    @property
+    def is_archive(self) -> bool: ...
+
     def write(self, chunk: bytes) -> None: ...
 
     def finish(self) -> ReceivedFiles:
@@ -98,6 +103,8 @@ class _Sink(Protocol):
 
 class _ZipFile:
     """A raw zip body."""
+
+    is_archive = True
 
     def __init__(self, area: UploadArea) -> None:
         self._area = area

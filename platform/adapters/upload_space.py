@@ -15,7 +15,7 @@ from pathlib import Path
 from loraplex.platform.errors import PayloadTooLargeError, ServiceUnavailableError
 
 _LOCK_NAME = "lock"
-_NUM_LARGEST_AT_ONCE = 4
+_NUM_LARGEST_AT_ONCE = 8
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class UploadSpace:
         try:
             yield area
         finally:
-            self._num_bytes -= area.num_bytes
-            await uninterrupted_removal(area.folder)
+            await _remove(area.folder)
+            self._num_bytes -= area.num_bytes + area.num_reserved
 
     def take(self, num_bytes: int) -> None:
         """Raise ServiceUnavailableError when all uploads together would be over the quota."""
@@ -77,6 +77,7 @@ class UploadArea:
         self.files.mkdir()
         self.max_bytes = space.max_upload_bytes
         self.num_bytes = 0
+        self.num_reserved = 0
         self._space = space
 
     def take(self, num_bytes: int) -> None:
@@ -89,12 +90,17 @@ class UploadArea:
         self._space.take(num_bytes)
         self.num_bytes += num_bytes
 
+    def reserve_for_unpacking(self) -> None:
+        """Account for what an archive may hold. Raises ServiceUnavailableError past the quota of all uploads."""
+        self._space.take(self.max_bytes)
+        self.num_reserved += self.max_bytes
+
 
 def too_large(max_bytes: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"the upload is longer than {max_bytes} bytes, the most that this server takes")
 
 
-async def uninterrupted_removal(folder: Path) -> None:
+async def _remove(folder: Path) -> None:
     await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
 

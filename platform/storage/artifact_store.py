@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import obstore
@@ -37,8 +38,8 @@ class ArtifactStore:
         self._max_cache_bytes = max_cache_bytes
 
     @property
-    def source_options(self) -> dict[str, str | int]:
-        """Arguments of `engine_source.create_source`, for the engine process. Holds the store's credentials."""
+    def source_options(self) -> dict[str, Any]:
+        """JSON-able arguments of `engine_source.create_source`. They hold the store's credentials."""
         return {"store_url": self._url, "cache_dir": str(self._cache_dir), "max_cache_bytes": self._max_cache_bytes}
 
     async def put_version(self, digest: str, folder: Path, files: Mapping[str, StoredFile]) -> None:

@@ -231,15 +231,22 @@ async def open_registry(platform: BaseWorld, data_dir: Path, **given: Any) -> As
 
 
 @asynccontextmanager
-async def open_platform(data_dir: Path) -> AsyncIterator[BaseWorld]:
+async def open_platform(data_dir: Path, **settings: Any) -> AsyncIterator[BaseWorld]:
     """Layers, routes and database with the tenant `acme`; `open_registry` starts a registry on it."""
-    async with open_base_world(data_dir, add_routes=lambda app: app.include_router(endpoints.router)) as base:
-        if not await base.installation.tenants.list(after=None, limit=1):
-            await base.tenant("acme")
-        yield base
+    async with open_base_world(
+        data_dir, add_routes=lambda app: app.include_router(endpoints.router), **settings
+    ) as platform:
+        if not await platform.installation.tenants.list(after=None, limit=1):
+            await platform.tenant("acme")
+        yield platform
 
 
 @asynccontextmanager
-async def open_world(data_dir: Path, **given: Any) -> AsyncIterator[RegistryWorld]:
-    async with open_platform(data_dir) as base, open_registry(base, data_dir, **given) as world:
+async def open_world(
+    data_dir: Path, *, max_upload_bytes: int = 1 << 20, **settings: Any
+) -> AsyncIterator[RegistryWorld]:
+    async with (
+        open_platform(data_dir, **settings) as platform,
+        open_registry(platform, data_dir, max_upload_bytes=max_upload_bytes) as world,
+    ):
         yield world

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from loraplex.platform.cli.adapter import app
 from tests.platform.adapters.helpers import RegistryWorld, adapter_files, zipped

@@ -159,7 +159,7 @@ async def test_uploads_together_stay_within_the_quota(tmp_path: Path) -> None:
             await held.wait()
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(post(world, content=held_body(), content_type=MULTIPART)) for _ in range(6)]
+            tasks = [group.create_task(post(world, content=held_body(), content_type=MULTIPART)) for _ in range(12)]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             assert {task.result().status_code for task in done} == {503}
             held.set()
