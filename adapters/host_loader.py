@@ -60,10 +60,12 @@ class HostLoader:
 
     def _read(self, digest: str) -> AdapterWeights:
         folder = self._source.fetch(digest)
+        weights = load_weights(folder, self._base)
+        # Hashed after they were read: files that changed since `fetch` checked them are found out, too.
         found = folder_digest(folder)
         if found != digest:
             raise AdapterLoadError(f"the files of version {digest} were altered: their digest is {found}")
-        return load_weights(folder, self._base)
+        return weights
 
 
 def _outcome(future: Future[AdapterWeights]) -> AdapterWeights | AdapterLoadError:

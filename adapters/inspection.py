@@ -82,7 +82,7 @@ def inspect_adapter(
     if plan.parsed is not None:
         _check_declared_tensors(plan.parsed.config, plan.entries, refusals)
         warnings += plan.parsed.warnings + _check_targets(plan.parsed.config, plan.layouts, refusals)
-        warnings += plan.parsed.rule.unused_patterns([layout.name for layout in plan.layouts])[:20]
+        warnings += plan.parsed.rule.unused_patterns()[:20] if plan.layouts else []
     warnings += check_vocabulary(root, base, refusals)
     attention, mlp = (count_slots(plan.layouts, slot_rank, attention=space) for space in (True, False))
     _check_slots(attention, mlp, num_slots, refusals)

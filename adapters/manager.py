@@ -76,7 +76,6 @@ class AdapterManager:
         _subtract(self._referenced, selection)
         for ref in selection.refs:
             self._host.drop_reference(ref.digest)
-        self._loads.forget_failed_prefetches()
 
     def check_fits(self, selection: LoraSelection) -> None:
         """Raise NeverFitsError when the selection needs more slots than the pool has beside the pinned ones."""
@@ -117,6 +116,7 @@ class AdapterManager:
         )
 
     def prefetch(self, selection: LoraSelection) -> None:
+        """Read ahead, for as long as the selection is referenced."""
         for ref in selection.refs:
             self._loads.prefetch(ref.digest)
 
@@ -155,7 +155,6 @@ class AdapterManager:
         if digest in self._pool:
             self._pool.free(digest)
         self._loads.forget_host_copy(digest)
-        self._loads.forget_failed_prefetches()
         return True
 
     def pin(self, ref: AdapterRef) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
 from loraplex.adapters.file_names import CONFIG_FILE
-from loraplex.adapters.name_patterns import NamePatterns, PatternError
+from loraplex.adapters.name_patterns import NamePatterns, pattern_faults
 from loraplex.adapters.peft_features import check_features
 from loraplex.adapters.refusals import Refusals, shown
 from loraplex.adapters.strict_json import JsonError, JsonObject, parse_json_object
@@ -76,7 +76,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingRule:
-    """Rank and scaling of a module by the config, as PEFT decides them. Raises PatternError when built."""
+    """Rank and scaling of a module by the config, as PEFT decides them."""
 
     def __init__(self, config: PeftConfig) -> None:
         self._config = config
@@ -93,12 +93,12 @@ class ScalingRule:
         alpha = self._config.lora_alpha if key is None else self._config.alpha_pattern[key]
         return float(np.float32(alpha / (math.sqrt(rank) if self._config.use_rslora else rank)))
 
-    def unused_patterns(self, module_names: Sequence[str]) -> list[str]:
-        """Warnings about keys that match no module, and which PEFT therefore ignores too."""
+    def unused_patterns(self) -> list[str]:
+        """Warnings about keys that decided about no module so far; PEFT ignores them too."""
         return [
-            f"{CONFIG_FILE}: the key {shown(key)} of {field} matches no module and was ignored"
+            f"{CONFIG_FILE}: the key {shown(key)} of {field} decides about no module and was ignored"
             for field, patterns in (("rank_pattern", self._rank_patterns), ("alpha_pattern", self._alpha_patterns))
-            for key in patterns.unmatched(module_names)
+            for key in patterns.unused
         ]
 
 
@@ -178,22 +178,14 @@ def _compile_rule(config: PeftConfig, refusals: Refusals) -> ScalingRule | None:
         message = f"{CONFIG_FILE}: a pattern has {num_keys} keys; at most {MAX_PATTERN_KEYS} are allowed"
         refusals.add("config_pattern", message, file=CONFIG_FILE)
         return None
-    try:
-        return ScalingRule(config)
-    except PatternError:
-        for name, keys in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
-            _name_bad_patterns(name, keys, refusals)
-        return None
-
-
-def _name_bad_patterns(name: str, keys: Mapping[str, object], refusals: Refusals) -> None:
-    for key in keys:
-        try:
-            NamePatterns([key])
-        except PatternError as error:
-            message = f"{CONFIG_FILE}: the key {shown(key)} of {name} {error}"
+    is_sound = True
+    for field, keys in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
+        for key, fault in pattern_faults(keys).items():
+            is_sound = False
+            message = f"{CONFIG_FILE}: the key {shown(key)} of {field} {fault}"
             remedy = "write the module's name, or a simpler regular expression"
             refusals.add("config_pattern", message, file=CONFIG_FILE, remedy=remedy)
+    return ScalingRule(config) if is_sound else None
 
 
 def _warnings(config: PeftConfig, fields: JsonObject) -> list[str]:

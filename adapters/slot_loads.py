@@ -28,6 +28,7 @@ from loraplex.adapters.weights import AdapterWeights
 logger = logging.getLogger(__name__)
 
 _PIECES_PER_CALL = 8
+_MAX_PREFETCHES = 64
 
 
 class SlotLoads:
@@ -40,7 +41,7 @@ class SlotLoads:
         self._copying: dict[str, Iterator[int]] = {}  # in the order in which they are copied
         self._ready: set[str] = set()
         self._failed: set[str] = set()
-        self._not_prefetched: set[str] = set()  # a prefetch of these came to nothing; not tried again at every step
+        self._to_prefetch: dict[str, None] = {}  # in the order of asking
         self.total_loads = 0
 
     @property
@@ -78,18 +79,14 @@ class SlotLoads:
         self._host.remove(digest)
 
     def prefetch(self, digest: str) -> None:
-        """Read into the host cache, if that leaves a loader thread to the loads that requests wait for."""
-        is_known = digest in self._host or digest in self.under_way or digest in self._not_prefetched
-        if not is_known and digest not in self._ready and self._loader.has_spare_thread:
-            self._loader.start(digest)
-
-    def forget_failed_prefetches(self) -> None:
-        """Host memory may have become free."""
-        self._not_prefetched.clear()
+        """Read into the host cache as soon as that leaves a loader thread to the loads that requests wait for."""
+        if len(self._to_prefetch) < _MAX_PREFETCHES:
+            self._to_prefetch[digest] = None
 
     def advance(self) -> list[LoadFailure]:
         """Take in what was read, then copy at most `max_copy_bytes` (or one rank row, if that is more)."""
         failures = self._collect_reads() + self._begin_cached()
+        self._start_prefetches()
         self._copy_pieces()
         return failures
 
@@ -104,12 +101,11 @@ class SlotLoads:
         failures = []
         for digest, outcome in self._loader.poll():
             if isinstance(outcome, AdapterLoadError):
-                self._not_prefetched.add(digest)
                 if digest in self._awaited:
                     failures.append(self._fail(digest, outcome))
                 continue
-            if digest not in self._host and not self._host.put(digest, outcome):
-                self._not_prefetched.add(digest)  # if it is awaited, it is copied all the same and then forgotten
+            if digest not in self._host:
+                self._host.put(digest, outcome)  # what finds no room there is copied all the same, and then forgotten
             if digest in self._awaited:
                 failures += self._begin_copy(digest, outcome)
         return failures
@@ -124,6 +120,14 @@ class SlotLoads:
             else:
                 self._loader.start(digest)
         return failures
+
+    def _start_prefetches(self) -> None:
+        while self._to_prefetch and self._loader.has_spare_thread:
+            digest = next(iter(self._to_prefetch))
+            del self._to_prefetch[digest]
+            is_there = digest in self._host or digest in self._ready or digest in self.under_way
+            if not is_there and self._host.references(digest):
+                self._loader.start(digest)
 
     def _begin_copy(self, digest: str, weights: AdapterWeights) -> list[LoadFailure]:
         slots = self._awaited[digest]

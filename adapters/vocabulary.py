@@ -13,6 +13,7 @@ from loraplex.adapters.folder import open_regular
 from loraplex.adapters.refusals import Refusals, shown
 
 _MAX_TOKENIZER_BYTES = 64 << 20
+_MAX_TOKENS = 1_000_000  # bounds what decoding can allocate: each token has its colon
 _REMEDY = "train without new tokens, or without adding rows to the embeddings"
 
 
@@ -22,12 +23,12 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenModel(msgspec.Struct):
-    vocab: dict[str, int] | list[object] = {}
+    vocab: dict[str, int] = {}
 
 
 class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
-    model: _TokenModel | None = None
+    model: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 def check_vocabulary(folder: Path, base: BaseSpec, refusals: Refusals) -> list[str]:
@@ -48,14 +49,20 @@ def check_vocabulary(folder: Path, base: BaseSpec, refusals: Refusals) -> list[s
 def _read_tokens(path: Path) -> dict[str, int]:
     with open_regular(path) as file:
         data = file.read(_MAX_TOKENIZER_BYTES + 1)
-    if len(data) > _MAX_TOKENIZER_BYTES:
-        raise msgspec.ValidationError(f"it is larger than {_MAX_TOKENIZER_BYTES} bytes")
+    if len(data) > _MAX_TOKENIZER_BYTES or data.count(b":") > _MAX_TOKENS:
+        raise msgspec.ValidationError("it is too large")
     if path.name == "added_tokens.json":
         return msgspec.json.decode(data, type=dict[str, int])
     tokenizer = msgspec.json.decode(data, type=_Tokenizer)
-    vocab = tokenizer.model.vocab if tokenizer.model is not None else {}
-    tokens = vocab if isinstance(vocab, dict) else {f"#{len(vocab) - 1}": len(vocab) - 1}
-    return tokens | {token.content: token.id for token in tokenizer.added_tokens}
+    return _read_vocab(tokenizer.model) | {token.content: token.id for token in tokenizer.added_tokens}
+
+
+def _read_vocab(model: msgspec.Raw) -> dict[str, int]:
+    """Token ids of a BPE or WordPiece model. Unigram models list their pieces; there only added tokens count."""
+    try:
+        return msgspec.json.decode(model, type=_TokenModel).vocab
+    except msgspec.ValidationError:
+        return {}
 
 
 def _refuse_new_tokens(name: str, tokens: dict[str, int], base: BaseSpec, refusals: Refusals) -> None:
