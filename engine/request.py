@@ -54,7 +54,7 @@ class Request:
     selection: LoraSelection
     arrival_time: float  # time.monotonic seconds
     tenant_id: str = ""
-    cache_salt: bytes = b""
+    cache_salt: bytes = field(default=b"", repr=False)  # a secret: never logged
     priority_class: str = "normal"
     share: float = 1.0
     deadline: float | None = None

@@ -19,8 +19,8 @@ T = TypeVar("T")
 class AdapterCalls:
     """Pending loads and unloads.
 
-    A load holds a reference from the call and a lease while it loads, neither afterwards. It never takes room that a
-    request waits for. An unload is tried before every step until no request holds the adapter.
+    A load holds a reference from the call and a lease while it loads, neither afterwards. It takes no slot that a
+    request waits for, and gives way to one. An unload is tried before every step until nobody holds the adapter.
     """
 
     def __init__(self, adapters: AdapterControl, drop_cached: Callable[[str], None]) -> None:
@@ -80,21 +80,33 @@ class AdapterCalls:
     def start_loads(self, *, may_take_slots: bool) -> None:
         """After a step, so that requests had the first choice: begin what has room.
 
-        A load that finds none waits for the other loads called for, and is refused when there are none.
+        A load that finds none waits for the other loads called for, and is refused when there are none. Without
+        `may_take_slots` all are refused that are not resident.
         """
+        if not may_take_slots:
+            self._give_way()
         for call in _drain(self._queued):
             selection = LoraSelection.single(call.ref)
             may_acquire = may_take_slots or self._adapters.is_resident(selection)
             residency = self._adapters.acquire(selection) if may_acquire else Residency.NO_ROOM
             if residency is not Residency.NO_ROOM:
                 self._loading.append(call)
-            elif self._loading:
+            elif self._loading and may_take_slots:
                 self._queued.append(call)
             else:
                 self._end_load(call, self._no_free_slots(call))
 
     def take_replies(self) -> list[CallReply]:
         return _drain(self._replies)
+
+    def _give_way(self) -> None:
+        for call in _drain(self._loading):
+            selection = LoraSelection.single(call.ref)
+            if self._adapters.is_resident(selection):
+                self._loading.append(call)
+            else:
+                self._adapters.release(selection)
+                self._end_load(call, self._no_free_slots(call))
 
     def _end_load(self, call: LoadAdapter, error: LoraplexError | None) -> None:
         self._adapters.drop_reference(LoraSelection.single(call.ref))
@@ -110,7 +122,7 @@ class AdapterCalls:
             f"adapter {call.ref.digest[:12]} needs {call.ref.num_attention_slots} attention and "
             f"{call.ref.num_mlp_slots} MLP slots of the {self._adapters.stats.num_slots} in each space; of the "
             f"{len(entries)} resident adapters {sum(entry.leases > 0 for entry in entries)} are in use and "
-            f"{sum(entry.pinned for entry in entries)} pinned: try again later, or unpin one"
+            f"{sum(entry.pinned for entry in entries)} pinned, and requests come first: try again later, or unpin one"
         )
 
 

@@ -2,6 +2,9 @@
 
 The scheduler asks for candidates one after the other and reports what a candidate lacked; it knows no order itself.
 
+Only the head of the order may start a load: for slots that is the first candidate without a lease, all ahead of it
+having theirs (or lacking blocks, so that slots are of no use to them now).
+
 Reserve and drain (first come, first served). The first candidate that lacks something is *blocked*. What it lacks
 is reserved for it in two stages:
 

@@ -71,10 +71,11 @@ class KVCacheManager:
 
     def publish(self, request: Request, num_tokens_before: int) -> None:
         """Let the blocks be found that were filled since `num_computed_tokens` was `num_tokens_before`."""
-        if not self.is_caching:
+        first, end = num_tokens_before // self.block_size, request.num_computed_tokens // self.block_size
+        if not self.is_caching or first == end:
             return
         adapters = tuple(ref.digest for ref in request.selection.refs)
-        for index in range(num_tokens_before // self.block_size, request.num_computed_tokens // self.block_size):
+        for index in range(first, end):
             self._pool.publish(request.block_ids[index], self._hash(request, index), adapters)
 
     def free(self, request: Request) -> None:

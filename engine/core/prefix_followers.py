@@ -28,6 +28,9 @@ class PrefixFollowers:
         """Those who need not wait any longer, in the order of arrival."""
         return list(self._held.pop(leader.request_id, {}).values())
 
+    def has_any(self, leader: Request) -> bool:
+        return leader.request_id in self._held
+
     def is_held(self, request: Request) -> bool:
         return request.request_id in self._held.get(request.prefix_leader_id or "", {})
 

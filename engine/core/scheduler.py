@@ -200,13 +200,14 @@ class Scheduler:
 
     def _take_result(self, entry: ScheduledRequest, result: RequestResult) -> None:
         request = entry.request
+        assert result.request_id == request.request_id, "nobody gets another's token"
         if not result.is_finite:
             self._fail_non_finite(request)
             return
         num_tokens_before = request.num_computed_tokens
         request.num_computed_tokens += entry.num_tokens
         self.kv_cache.publish(request, num_tokens_before)
-        if self._has_cached_prompt(request):
+        if self._followers.has_any(request) and self._has_cached_prompt(request):
             self._release_followers(request)
         self._prompt_logprobs.collect(request, num_tokens_before, result.prompt_logprobs)
         if result.token_id is not None:

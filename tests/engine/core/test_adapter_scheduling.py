@@ -310,3 +310,17 @@ class TestLoads:
         for request in requests:
             assert world.tokens(request.request_id) == solo_tokens(request)
         world.assert_nothing_left()
+
+    def test_requests_for_what_is_resident_go_together_so_that_slots_do_not_thrash(self) -> None:
+        world = World(max_num_seqs=16, adapters=FakeAdapters(num_slots=2, load_steps=LOAD_STEPS))
+        world.add(*(make_request(f"r{index}", selection=select(f"a{index % 8}")) for index in range(80)))
+        world.run()
+        assert len(world.adapters.loads) <= 80 / 4
+        assert len(world.outputs) == 80
+
+    def test_each_request_has_its_files_read_once_while_it_waits(self) -> None:
+        world = World(max_num_seqs=1)
+        world.add(make_request("first", max_tokens=20), *(make_request(n, selection=select(n)) for n in ("a", "b")))
+        world.step(10)
+        assert world.adapters.prefetched == [ref("a").digest, ref("b").digest]
+        assert world.adapters.loads == []

@@ -71,6 +71,18 @@ class TestLoad:
         world.run()
         assert len(world.replies) == 40
 
+    def test_a_load_that_hangs_gives_way_to_a_request_that_needs_its_slot(self) -> None:
+        world = World(adapters=FakeAdapters(num_slots=1, stuck={ref("hangs").digest}))
+        world.handle(LoadAdapter(1, ref("hangs")))
+        world.step(3)
+        request = make_request("r", selection=select("a"))
+        world.add(request)
+        world.run()
+
+        assert error_code(world, 1) == "no_free_slots"
+        assert world.tokens("r") == solo_tokens(request)
+        world.assert_nothing_left()
+
 
 class TestUnload:
     def test_it_waits_for_the_requests_that_use_the_adapter(self) -> None:
