@@ -59,11 +59,13 @@ def _attend(q: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_wind
         attended = F.scaled_dot_product_attention(grouped, key[None, :, seen], value[None, :, seen], scale=scale)
         return attended.reshape(q.shape)
     group_size = grouped.shape[2]
+    is_plain = num_queries == length and (sliding_window is None or sliding_window >= length)  # spares the mask
     attended = F.scaled_dot_product_attention(
         grouped.permute(2, 1, 0, 3),
         key.expand(group_size, -1, -1, -1),
         value.expand(group_size, -1, -1, -1),
-        attn_mask=_mask(num_queries, length, sliding_window, q.device),
+        attn_mask=None if is_plain else _mask(num_queries, length, sliding_window, q.device),
+        is_causal=is_plain,
         scale=scale,
     )
     return attended.permute(2, 1, 0, 3).reshape(q.shape)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from loraplex.kernels.lora.metadata import ChunkGroup, LoRAMeta, SelectionSlots,
 
 # A selection that fills this many chunks gets a group of its own, which reads its A and B once for all of them.
 _CHUNKS_FOR_OWN_GROUP = 3
+# Bounds the copies of A and B that a group of several selections gathers.
+_SLOTS_OF_A_GROUP = 64
 
 
 def build_lora_meta(
@@ -45,16 +48,14 @@ def build_lora_meta(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunks:
     """Chunks of at most `size` consecutive sorted tokens of one selection."""
 
-    def __init__(
-        self, selection: NDArray[np.int64], start: NDArray[np.int64], length: NDArray[np.int64], size: int
-    ) -> None:
-        self.selection = selection
-        self.start = start
-        self.length = length
-        self.size = size
+    selection: NDArray[np.int64]  # each [num_chunks]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    size: int
 
     @classmethod
     def cut(cls, sorted_selection: NDArray[np.int32], size: int) -> _Chunks:
@@ -63,7 +64,9 @@ class _Chunks:
         segment = np.repeat(np.arange(len(selection)), num_chunks)
         offset = size * (np.arange(len(segment)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks))
         length = np.minimum(count[segment] - offset, size)
-        return cls(selection[segment].astype(np.int64), first[segment] + offset, length, size)
+        return cls(
+            selection=selection[segment].astype(np.int64), start=first[segment] + offset, length=length, size=size
+        )
 
 
 def _slot_table(
@@ -80,21 +83,24 @@ def _slot_table(
         slot_weight=_to(weight, np.float32, device),
         groups=tuple(
             _chunk_group(members, chunks, order, table[:, :width], weight[:, :width], device)
-            for members, width in _group_chunks(chunks.selection, num_slots)
+            for members, width in _grouped(chunks.selection, num_slots)
         ),
     )
 
 
-def _group_chunks(
+def _grouped(
     chunk_selection: NDArray[np.int64], num_slots: NDArray[np.int64]
-) -> list[tuple[NDArray[np.int64], int]]:
-    """Chunk indices by number of slots; a selection with many chunks apart."""
-    num_chunks = np.bincount(chunk_selection, minlength=len(num_slots))
-    apart = num_chunks[chunk_selection] >= _CHUNKS_FOR_OWN_GROUP
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Chunk indices and their number of slots: a selection with many chunks apart, the rest by number of slots."""
     chunk_slots = num_slots[chunk_selection]
-    key = np.where(apart, chunk_selection, -chunk_slots)  # widths as negative keys never meet selection ids
-    groups = [np.flatnonzero((key == value) & (chunk_slots > 0)) for value in np.unique(key)]
-    return [(members, int(chunk_slots[members[0]])) for members in groups if members.size]
+    is_apart = np.bincount(chunk_selection)[chunk_selection] >= _CHUNKS_FOR_OWN_GROUP
+    for selection in np.unique(chunk_selection[is_apart & (chunk_slots > 0)]):
+        yield np.flatnonzero(chunk_selection == selection), int(num_slots[selection])
+    for width in np.unique(chunk_slots[~is_apart & (chunk_slots > 0)]):
+        members = np.flatnonzero(~is_apart & (chunk_slots == width))
+        num_groups = -(-len(members) * width // _SLOTS_OF_A_GROUP)
+        for part in np.array_split(members, min(num_groups, len(members))):
+            yield part, int(width)
 
 
 def _chunk_group(

@@ -93,3 +93,11 @@ def assert_groups_cover(space: SlotTable, token_selection: list[int], widths: li
             assert slots[place // chunk_size].tolist() == list(range(first, first + widths[token_selection[token]]))
         covered += group.tokens.tolist()
     assert sorted(covered) == [t for t, s in enumerate(token_selection) if s >= 0 and widths[s] > 0]
+
+
+def test_what_a_group_gathers_is_bounded() -> None:
+    """64 selections of rank 256 in one product would copy as much again as all their A and B."""
+    selections = [selection_of(range(32 * i, 32 * i + 32)) for i in range(64)]
+    meta = build(list(range(64)), selections)
+    assert max(group.slots.numel() for group in meta.attention.groups) <= 64
+    assert sorted(token for group in meta.attention.groups for token in group.tokens.tolist()) == list(range(64))
