@@ -72,6 +72,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Opened]:
         )
         engine.on_ready(lambda: _repin(registry, is_open))
         usage = await stack.enter_async_context(_usage(installation.database))
+        await stack.enter_async_context(installation.tenants.finishing_deletions(registry.remove_tenant))
         running, metrics = RunningRequests(), Metrics()
         metrics.watch(engine, running)
         tokenizer = await tokenizing

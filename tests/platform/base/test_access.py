@@ -12,9 +12,11 @@ import httpx
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
+from sqlalchemy import select
 
 from loraplex.platform.api_keys.principal import Scope, TenantContext
 from loraplex.platform.app import create_app
+from loraplex.platform.db.models import AuditEvent
 from loraplex.platform.services import Services
 from loraplex.platform.startup import open_services
 from tests.helpers import make_checkpoint
@@ -162,3 +164,16 @@ async def test_a_platform_key_may_do_what_its_scope_says_in_every_tenant(world: 
 async def test_another_tenants_key_finds_nothing_whatever_its_scopes(world: World) -> None:
     statuses = await world.statuses(await world.key(*grantable(), tenant=world.other))
     assert {status for route, status in statuses.items() if route.is_in_a_tenant} == {404}
+
+
+async def test_deleting_a_tenant_of_the_real_app_takes_its_keys_and_leaves_the_audit(world: World) -> None:
+    tenant = await world.services.tenants.create("going", actor="test")
+    admin = await world.key(Scope.PLATFORM_ADMIN, tenant=None)
+    key = await world.key(Scope.INFER, tenant=await world.services.tenants.context("going"))
+    assert (await world.client.get("/v1/models", headers=key)).status_code == 200
+    reply = await world.client.delete("/api/v1/tenants/going?confirm=going", headers=admin)
+    assert reply.status_code == 204
+    assert (await world.client.get("/v1/models", headers=key)).status_code == 401
+    async with world.services.database.read_session() as session:
+        audited = select(AuditEvent.action).where(AuditEvent.target == tenant.id).order_by(AuditEvent.id)
+        assert (await session.scalars(audited)).all() == ["tenant.create", "tenant.delete", "tenant.removed"]
