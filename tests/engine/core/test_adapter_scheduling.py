@@ -62,15 +62,43 @@ class TestStarvation:
         assert order.index("b") < order.index("a2")
         world.assert_nothing_left()
 
+    def test_nobody_loads_into_the_slot_that_a_mix_ahead_of_it_waits_for(self) -> None:
+        world = World(adapters=FakeAdapters(num_slots=2, load_steps=LOAD_STEPS))
+        world.add(make_request("a", max_tokens=12, selection=select("a")))
+        world.step(4)
+        mix = make_request("mix", selection=select("x", "y"))
+        world.add(mix, make_request("c", selection=select("c")))
+        world.step(4)
+        assert world.adapters.loads == [ref("a").digest]
+
+        world.run()
+        assert list(world.outputs) == ["a", "mix", "c"]
+        assert world.tokens("mix") == solo_tokens(mix)
+
+    def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones(self) -> None:
+        world = World(num_blocks=10, block_size=4, max_model_len=40)
+        world.add(make_request("short", 3, max_tokens=6))
+        world.step()
+        long = make_request("long", 36)
+        world.add(long)
+        for step in range(60):
+            world.add(make_request(f"s{step}", 3, max_tokens=6))
+            world.step()
+        assert world.tokens("long") == solo_tokens(long)
+        assert world.core.stats().num_waiting > 0
+
     @given(
         arrivals=st.lists(
             st.tuples(
-                st.integers(0, 3), st.sampled_from(["a", "b", "c", ""]), st.sampled_from([1, 5, 9]), st.integers(1, 4)
+                st.integers(0, 3),
+                st.sampled_from(["a", "b", "c", "ab", ""]),
+                st.sampled_from([1, 5, 9]),
+                st.integers(1, 4),
             ),
             min_size=1,
             max_size=60,
         ),
-        num_slots=st.integers(1, 3),
+        num_slots=st.integers(2, 3),
         num_blocks=st.integers(3, 10),
     )
     @settings(max_examples=100, deadline=None)
@@ -94,13 +122,11 @@ class TestStarvation:
                 assert world.num_steps - since <= MAX_OVERTAKEN_STEPS + 3 * 4 + LOAD_STEPS + 1
             world.step()
 
-        for steps_before, adapter, prompt, max_tokens in arrivals:
+        for steps_before, adapters, prompt, max_tokens in arrivals:
             for _ in range(steps_before):
                 step()
             order.append(f"r{len(order)}")
-            world.add(
-                make_request(order[-1], prompt, max_tokens=max_tokens, selection=select(adapter) if adapter else BASE)
-            )
+            world.add(make_request(order[-1], prompt, max_tokens=max_tokens, selection=select(*adapters)))
         while world.core.has_work:
             step()
         assert world.core.stats().total_preemptions == 0

@@ -67,16 +67,13 @@ def control_calls(draw: st.DrawFn) -> list[tuple[int, EngineCall]]:
     calls: list[tuple[int, EngineCall]] = []
     for call_id in range(draw(st.integers(0, 6))):
         adapter = draw(st.sampled_from(REFS))
-        call = draw(
-            st.sampled_from(
-                [
-                    LoadAdapter(call_id, adapter),
-                    UnloadAdapter(call_id, adapter.digest),
-                    PinAdapter(call_id, adapter),
-                    UnpinAdapter(call_id, adapter.digest),
-                ]
-            )
-        )
+        kinds: list[EngineCall] = [
+            LoadAdapter(call_id, adapter),
+            UnloadAdapter(call_id, adapter.digest),
+            PinAdapter(call_id, adapter),
+            UnpinAdapter(call_id, adapter.digest),
+        ]
+        call = draw(st.sampled_from(kinds))
         calls.append((draw(st.integers(0, LAST_ARRIVAL)), call))
     return calls
 
