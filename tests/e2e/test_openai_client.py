@@ -96,7 +96,7 @@ def test_completion_logprobs_echo_and_offsets_belong_together(client: openai.Ope
     assert (logprobs.token_logprobs or [0])[0] is None
     assert None not in (logprobs.token_logprobs or [])[1:]
     assert offsets == [len("".join(tokens[:index])) for index in range(len(tokens))]
-    assert all(len(top) in (2, 3) for top in (logprobs.top_logprobs or [])[1:])
+    assert all(1 <= len(top) <= 3 for top in (logprobs.top_logprobs or [])[1:])  # equal texts share an entry
 
 
 def test_scoring_a_prompt_needs_no_output(client: openai.OpenAI) -> None:
