@@ -21,7 +21,7 @@ from loraplex.platform.demo.training import NUM_PROGRESS_UNITS, ensure_demo_adap
 QUESTION = "What is the capital of France?"
 MAX_TOKENS = 64
 TENANT, OTHER_TENANT = "acme", "globex"
-MIX = [{"name": "json", "weight": 0.6}, {"name": "support", "weight": 0.8}]
+MIX = [{"name": "json", "weight": 1.0}, {"name": "support", "weight": 1.2}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

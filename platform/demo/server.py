@@ -54,7 +54,7 @@ def running_server(model_dir: Path, demo_dir: Path, *, host: str, port: int) -> 
     data_dir.mkdir(parents=True)
     admin_key = "lpx_" + secrets.token_urlsafe(32)
     log = data_dir / "server.log"
-    command = [sys.executable, "-m", "loraplex.platform.cli.main", "serve"]
+    command = [str(Path(sys.executable).with_name("loraplex")), "serve"]
     flags = {
         "--model": str(model_dir),
         "--served-model-name": MODEL_NAME,

@@ -114,7 +114,7 @@ def _train_one(model: Any, examples: list[Example], folder: Path, advance: Calla
         optimizer.zero_grad()
         advance(1)
     peft_model.eval()
-    peft_model.save_pretrained(folder)
+    peft_model.save_pretrained(str(folder))
     return peft_model.unload()
 
 
