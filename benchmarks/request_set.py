@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROMPT_LENGTHS = (32, 128, 512)
 OUTPUT_TOKENS = 64
@@ -45,7 +46,7 @@ def ensure_adapters(model_dir: Path, folder: Path, num_adapters: int) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     for index in missing:
         torch.manual_seed(1000 + index)
         rank = ADAPTER_RANKS[index % len(ADAPTER_RANKS)]

@@ -20,7 +20,7 @@ class TransformersPeft:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16)
         for index in range(job.num_adapters):
             folder, name = str(job.adapters / adapter_name(index)), adapter_name(index)
             if index == 0:
