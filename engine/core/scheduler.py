@@ -290,6 +290,11 @@ class Scheduler:
         return len(self._requests)
 
     @property
+    def running_request_ids(self) -> list[str]:
+        """Of the requests that a step may compute, in the order of admission."""
+        return list(self._running)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

@@ -25,7 +25,10 @@ from loraplex.engine.messages import EngineFailed, EngineInfo
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
-LAST_WORDS_S = 0.1  # what an engine said before its end is still on its way through the socket
+# What an engine said before its end is still on its way through the socket: for so long after a signal, and until it
+# has said EngineFailed, but no longer than that, after an exit.
+IN_FLIGHT_S = 0.1
+FAREWELL_S = 1.0
 TERMINATE_TIMEOUT_S = 5.0
 MAX_SOCKET_PATH = 90  # the kernel allows 107 bytes, names of the sockets included
 
@@ -104,19 +107,23 @@ class EngineHandle:
         stdin.close()
 
     async def _read(self) -> None:
-        while True:
-            event = await self._channel.receive()
-            self.session.deliver(event)
-            if self._first.done():
-                continue
-            if isinstance(event, EngineInfo):
-                self._first.set_result(event)
-            elif isinstance(event, EngineFailed):
-                self._first.set_exception(error_of(event.error))
+        """Until the engine's last words, or until `_watch` knows that there are none."""
+        try:
+            while not isinstance(event := await self._channel.receive(), EngineFailed):
+                self.session.deliver(event)
+                if isinstance(event, EngineInfo):
+                    self._first.set_result(event)
+        except msgspec.MsgspecError as error:  # an engine of another version: nobody can talk to it
+            logger.error("the engine says what cannot be read: %s", error)
+            self._process.kill()
+            return
+        self.session.deliver(event)
+        if not self._first.done():
+            self._first.set_exception(error_of(event.error))
 
     async def _watch(self) -> None:
         returncode = await self._process.wait()
-        await asyncio.sleep(LAST_WORDS_S)
+        await asyncio.wait([self._reader], timeout=IN_FLIGHT_S if returncode < 0 else FAREWELL_S)
         self._reader.cancel()
         error: LoraplexError = EngineDeadError(f"the engine process ended ({_status(returncode)})")
         self.session.fail(error)

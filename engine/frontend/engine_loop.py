@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from loraplex.engine.core.engine_core import EngineCore
-from loraplex.engine.messages import EngineCall, EngineEvent, GenerateRequest, OutputBatch
+from loraplex.engine.messages import EngineCall, EngineEvent, OutputBatch
 
 STATS_INTERVAL_S = 0.1
 STALLED_POLL_MS = 2  # nothing to compute, only adapter loads are awaited
@@ -30,27 +30,16 @@ class EngineLoop:
         self._receive = receive
         self._send = send
         self._stats_sent_at = 0.0
-        self._open: dict[str, None] = {}  # an ordered set: accepted, and not finished
-
-    @property
-    def request_ids(self) -> list[str]:
-        """Of the requests that are not finished."""
-        return list(self._open)
 
     def run(self) -> None:
         while (calls := self._receive(self._patience_ms())) is not None:
             for call in calls:
-                if isinstance(call, GenerateRequest):
-                    self._open[call.request_id] = None
                 self._core.handle(call)
             self._step()
 
     def _step(self) -> None:
         if self._core.has_work and (outputs := self._core.step()):
             self._send(OutputBatch(outputs))
-            for output in outputs:
-                if output.finish_reason:
-                    self._open.pop(output.request_id, None)
         for reply in self._core.take_replies():
             self._send(reply)
         self._send_stats()

@@ -67,12 +67,12 @@ def _serve(launch: EngineLaunch, channel: EngineChannel) -> int:
         channel.send(EngineFailed(_error_info(error), []))
         return EXIT_START_FAILED
     channel.send(info)
-    loop = EngineLoop(core, receive=channel.receive, send=channel.send)
     try:
-        loop.run()
+        EngineLoop(core, receive=channel.receive, send=channel.send).run()
     except Exception as error:  # the edge of the process: a bug in a step ends the engine, and is told
-        logger.exception("the engine failed; in the batch: %s", ", ".join(loop.request_ids) or "nothing")
-        channel.send(EngineFailed(_error_info(error), loop.request_ids))
+        request_ids = core.scheduler.running_request_ids
+        logger.exception("the engine failed; in the batch: %s", ", ".join(request_ids) or "nothing")
+        channel.send(EngineFailed(_error_info(error), request_ids))
         return EXIT_LOOP_FAILED
     return 0
 
@@ -84,4 +84,6 @@ def _error_info(error: Exception) -> ErrorInfo:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # a loader thread may hang in a fetch, and a dead engine must not look alive for it

@@ -31,6 +31,9 @@ from loraplex.engine.models.base_spec import build_base_spec
 from loraplex.engine.outputs import FinishReason, TokenLogprobs
 from loraplex.engine.sampling_params import SamplingParams
 
+MAX_MIX_PARTS = 8
+MAX_MIX_WEIGHT = 10
+
 Lora: TypeAlias = str | Path | LoraSelection | None
 Message: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -138,7 +141,14 @@ class LLM:
 
     def mix(self, parts: Iterable[tuple[str | Path, float]]) -> LoraSelection:
         """A weighted mix of adapters, each given by name or folder: `llm.mix([("a", 0.7), ("b", 0.3)])`."""
-        return LoraSelection.of(SelectionPart(self._ref(adapter), weight) for adapter, weight in parts)
+        weighted = [SelectionPart(self._ref(adapter), weight) for adapter, weight in parts]
+        if len({part.ref.digest for part in weighted}) < len(weighted) or len(weighted) > MAX_MIX_PARTS:
+            raise InvalidRequestError(f"a mix has at most {MAX_MIX_PARTS} adapters, each of them once", param="lora")
+        if not all(abs(part.weight) <= MAX_MIX_WEIGHT for part in weighted):  # also catches NaN
+            raise InvalidRequestError(
+                f"a weight of a mix must lie between -{MAX_MIX_WEIGHT} and {MAX_MIX_WEIGHT}", param="lora"
+            )
+        return LoraSelection.of(weighted)
 
     def integrity(self) -> IntegrityReport:
         """What the engine holds; nothing between calls."""

@@ -158,8 +158,8 @@ class EngineSession:
         self._raise_if_dead()
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request id {request.request_id} is already in use", param="request_id")
+        self._send(request)  # raises when a value cannot cross; outputs are delivered later, on this thread
         queue = self._streams[request.request_id] = OutputQueue()
-        self._send(request)
         return queue
 
     def _deliver_output(self, output: RequestOutput) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from loraplex.adapters.errors import LoraplexError
+from loraplex.engine.errors import EngineDeadError
 from loraplex.engine.frontend.engine_handle import EngineHandle
 from loraplex.engine.frontend.protocol import EngineState
 from loraplex.engine.frontend.session import EngineSession
@@ -68,6 +69,9 @@ class Supervisor:
         except BaseException:
             self._state = EngineState.STOPPED
             raise
+        if self._state is not EngineState.STARTING:
+            await self._handle.end()
+            raise EngineDeadError("the engine was stopped while it started")
         self._become_ready()
         self._watcher = asyncio.create_task(self._watch(self._handle), name="engine-supervisor")
 

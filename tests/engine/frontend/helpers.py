@@ -24,7 +24,12 @@ LOCAL_SOURCE = "loraplex.engine.frontend.local_source:create_local_source"
 
 
 def engine_config(model: Path, **settings: Any) -> EngineConfig:
-    small = {"kv_cache_memory_bytes": 64 << 20, "adapter_slots": 8, "num_threads": 1, "max_model_len": MAX_POSITIONS}
+    small: dict[str, Any] = {
+        "kv_cache_memory_bytes": 64 << 20,
+        "adapter_slots": 8,
+        "num_threads": 1,
+        "max_model_len": MAX_POSITIONS,
+    }
     return EngineConfig(model=str(model), **(small | settings))
 
 
@@ -36,7 +41,7 @@ def process_client(config: EngineConfig, *folders: Path, factory: str = LOCAL_SO
 
 def request(request_id: str, **fields: Any) -> GenerateRequest:
     """A greedy request that only its length ends."""
-    params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | fields.pop("params", {})
+    params: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | fields.pop("params", {})
     return GenerateRequest(
         request_id=request_id,
         prompt_token_ids=fields.pop("prompt_token_ids", [1, 5, 9, 13]),
@@ -51,11 +56,9 @@ def endless(request_id: str) -> GenerateRequest:
 
 async def collect(client: EngineClient, generate: GenerateRequest) -> tuple[list[int], RequestOutput]:
     """All tokens of a request, and its last output."""
-    token_ids: list[int] = []
-    async with aclosing(client.generate(generate)) as outputs:
-        async for output in outputs:
-            token_ids += output.new_token_ids
-    return token_ids, output
+    async with aclosing(client.generate(generate)) as stream:
+        outputs = [output async for output in stream]
+    return [token_id for output in outputs for token_id in output.new_token_ids], outputs[-1]
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:

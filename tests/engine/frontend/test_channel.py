@@ -9,14 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from loraplex.engine.errors import ConfigurationError
 from loraplex.engine.frontend.channel import ClientChannel, EngineChannel
 from loraplex.engine.frontend.child_environment import child_environment
 from loraplex.engine.frontend.engine_handle import make_socket_folder
 from loraplex.engine.frontend.source_spec import SourceSpec
-from loraplex.engine.messages import CallReply, GetIntegrity, OutputBatch
+from loraplex.engine.messages import CallReply, EngineCall, GetIntegrity, OutputBatch
 from loraplex.engine.outputs import FinishReason
 from tests.engine.frontend.helpers import LOCAL_SOURCE, request
 
@@ -29,13 +28,12 @@ async def test_a_malformed_call_is_answered_where_possible_and_never_raises() ->
     bad_params["sampling_params"]["temperature"] = -1.0
     bad_call = {"type": "LoadAdapter", "call_id": 7}
     try:
-        sender = zmq.Socket.shadow(client._calls.underlying)
         for message in (b"", b"\xc1", msgspec.msgpack.encode([1, 2])):
-            sender.send(message)
+            client._calls.send(message)
         for fields in (bad_request, bad_params, bad_call):
-            sender.send(msgspec.msgpack.encode(fields))
+            client._calls.send(msgspec.msgpack.encode(fields))
         client.send(GetIntegrity(call_id=8))
-        received = []
+        received: list[EngineCall] = []
         while not received:
             received += engine.receive(1000)
         assert received == [GetIntegrity(call_id=8)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from loraplex.engine.sampling_params import SamplingParams
 from tests.helpers import make_adapter, make_byte_level_tokenizer, make_checkpoint
 
 NOTHING = IntegrityReport(num_requests=0, num_blocks_in_use=0, num_leases=0, num_references=0, num_pending_loads=0)
-SETTINGS = {"kv_cache_memory_bytes": 16 << 20, "adapter_slots": 8, "num_threads": 1, "dtype": "float32"}
+SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 16 << 20, "adapter_slots": 8, "num_threads": 1, "dtype": "float32"}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=0)
 
 
@@ -67,7 +68,7 @@ def test_one_prompt_may_be_a_text_or_token_ids(llm: LLM) -> None:
 
 
 def test_choices_draw_with_their_own_seed(llm: LLM) -> None:
-    params = {"max_tokens": 8, "ignore_eos": True, "temperature": 1.0}
+    params: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 1.0}
     (answer,) = llm.generate("hello", SamplingParams(n=3, seed=5, **params))
     alone = [llm.generate("hello", SamplingParams(seed=seed, **params))[0].outputs[0] for seed in (5, 6, 7)]
     assert [choice.index for choice in answer.outputs] == [0, 1, 2]
@@ -119,6 +120,12 @@ def test_a_refused_call_says_why_and_leaves_nothing(
     assert llm.integrity() == NOTHING
 
 
+@pytest.mark.parametrize("parts", [[("a", float("nan"))], [("a", 10.5)], [("a", 1.0), ("a", 1.0)]])
+def test_a_mix_that_cannot_be_meant_is_refused(llm: LLM, parts: list[tuple[str, float]]) -> None:
+    with pytest.raises(InvalidRequestError, match="mix"):
+        llm.mix(parts)
+
+
 def test_an_adapter_folder_is_checked_before_it_is_used(llm: LLM, folders: dict[str, Path], tmp_path: Path) -> None:
     bad = make_adapter(tmp_path / "bad", folders["base"])
     tensors = load_file(bad / "adapter_model.safetensors")
@@ -158,9 +165,7 @@ def test_without_a_tokenizer_token_ids_are_served(folders: dict[str, Path]) -> N
         ({"max_model_len": 100_000}, "max_model_len"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(
-    folders: dict[str, Path], settings: dict[str, object], message: str
-) -> None:
+def test_a_setting_that_cannot_work_is_named(folders: dict[str, Path], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(folders["base"], **(SETTINGS | settings))
 
