@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from loraplex.adapters.errors import ClientError
+from loraplex.adapters.errors import LoraplexError
 from loraplex.platform.adapters.schemas import MAX_VERSION, AdapterView, AliasView, PutAlias, VersionView
 from loraplex.platform.adapters.upload import Refusal, read_upload
 from loraplex.platform.api_keys.principal import Scope
@@ -54,9 +54,9 @@ async def create_version(
     registry = services.registry
     async with registry.uploads.allocate() as area:
         try:
-            registry.check_new_adapter(adapter)
+            registry.check_upload(adapter)
             body = await read_upload(request, area)
-        except ClientError as error:
+        except LoraplexError as error:
             return Refusal(error)  # which gets rid of a body that nobody will read
         received = await body.unpack()
         version = await registry.publisher.publish(tenant, adapter, area.files, received, actor=principal.key_id)

@@ -69,12 +69,11 @@ class Publisher:
         self._references.add([version.id])  # a removal of the half-made version waits for this upload
         try:
             await self._announce(tenant, name, version)
-            try:
-                await self._store.put_version(version.digest, folder, received.files)
-                await self._make_ready(tenant, name, version)
-            except BaseException:
-                await self._give_up(version)
-                raise
+            await self._store.put_version(version.digest, folder, received.files)
+            await self._make_ready(tenant, name, version)
+        except BaseException:
+            await self._give_up(version)
+            raise
         finally:
             self._references.drop([version.id])
         await self._catalog.refresh(tenant.id, name)

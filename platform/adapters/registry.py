@@ -205,8 +205,13 @@ class AdapterRegistry:
         """Delete all adapters of a tenant; return when requests have drained, and slots, files and rows are gone."""
         await self.retirement.delete_tenant(tenant_id)
 
-    def check_new_adapter(self, name: str) -> None:
-        """Raise InvalidRequestError unless an adapter may be called so."""
+    def check_upload(self, name: str) -> None:
+        """Settle what can be settled before the body is read.
+
+        Raises InvalidRequestError unless an adapter may be called so, ServiceUnavailableError while the engine starts,
+        which knows how much fits.
+        """
+        self._fit.check_started()
         check_new_name(name, what="adapter")
         if name == self._served_model_name:
             raise InvalidRequestError(f"{name} is the name of the base model; choose another", param="name")

@@ -14,11 +14,15 @@ class ServingFit:
         self._base = base
         self._engine = engine
 
-    @property
-    def engine_info(self) -> EngineInfo:
-        """Raises ServiceUnavailableError until the engine has been ready for the first time."""
+    def check_started(self) -> None:
+        """Raise ServiceUnavailableError until the engine has been ready for the first time."""
         if self._engine.state is EngineState.STARTING:
             raise ServiceUnavailableError("the engine is starting; try again in some seconds")
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Raises ServiceUnavailableError until there is one."""
+        self.check_started()
         return self._engine.info
 
     def check(self, version: CatalogVersion) -> None:

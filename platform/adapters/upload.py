@@ -6,6 +6,7 @@ Every byte is counted before it is parsed, hashed while it is written, and gone 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.adapters.archive import ArchiveLimits, unpack_zip
 from loraplex.adapters.digest import hash_file
-from loraplex.adapters.errors import ClientError, InvalidRequestError
+from loraplex.adapters.errors import InvalidRequestError, LoraplexError
 from loraplex.adapters.folder import version_files
 from loraplex.platform.adapters.multipart import MultipartFiles
 from loraplex.platform.adapters.received_files import ReceivedFiles
@@ -30,6 +31,8 @@ MULTIPART = "multipart/form-data"
 ZIP = "application/zip"
 STALL_TIMEOUT_S = 60.0
 MAX_FILES = 256
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,7 +83,7 @@ class ReadUpload:
 class Refusal(Response):
     """Says no to an upload that was not read to its end, and gets rid of the rest."""
 
-    def __init__(self, error: ClientError) -> None:
+    def __init__(self, error: LoraplexError) -> None:
         super().__init__(status_code=http_status(type(error)))
         self._error = error
 
@@ -175,6 +178,8 @@ async def _uninterrupted(function: Callable[P, T], *args: P.args, **kwargs: P.kw
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen; the cancellation is what counts
         raise
 
 
@@ -182,4 +187,5 @@ def _on_disk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     try:
         return function(*args, **kwargs)
     except OSError as error:
+        logger.error("an upload cannot be written: %s", error)
         raise StorageError("the server has no room for the upload; tell the operator") from error

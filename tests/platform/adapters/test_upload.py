@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from loraplex.engine.frontend.protocol import EngineState
 from loraplex.platform.adapters.multipart import MultipartFiles
 from loraplex.platform.api_keys.principal import Scope
 from tests.platform.adapters.helpers import RegistryWorld, adapter_files, multipart, open_world, zipped
@@ -74,6 +75,15 @@ async def test_an_endless_body_without_a_right_key_is_hardly_read(world: Registr
     assert reply.status_code == (403 if key == "read-only" else 401)
     assert body.num_bytes < 1 << 20
     assert world.temporary_files() == []
+
+
+async def test_an_upload_before_the_engine_is_ready_is_a_503_before_its_body_is_read(world: RegistryWorld) -> None:
+    world.engine.state = EngineState.STARTING
+    body = EndlessBody()
+    reply = await post(world, content=body, content_type=MULTIPART)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert body.num_bytes < 1 << 20
+    await assert_nothing_is_left(world)
 
 
 @pytest.mark.parametrize(

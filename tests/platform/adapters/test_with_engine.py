@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import sys
@@ -89,24 +90,22 @@ class Serving:
             last=outputs[-1],
         )
 
-    async def resident(self) -> set[str]:
-        await self.engine.integrity()  # the gauges that follow are of after now
+    @property
+    def resident(self) -> set[str]:
         return {one.digest for one in self.engine.stats.resident}
+
+    async def wait_resident(self, digests: set[str]) -> None:
+        """Return when the gauges, which follow some steps later, show just these."""
+        while self.resident != digests:
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def serving(data_dir: Path, checkpoint: Path, **config: Any) -> AsyncIterator[Serving]:
-    settings: dict[str, Any] = {
-        "adapter_slots": 8,
-        "kv_cache_memory_bytes": 4 << 20,
-        "num_threads": 1,
-        "dtype": "float32",
-    }
+    settings: dict[str, Any] = {"adapter_slots": 8, "kv_cache_memory_bytes": 4 << 20, "num_threads": 1}
     store = ArtifactStore((data_dir / "store").as_uri(), cache_dir=data_dir / "cache")
-    engine = InProcessEngineClient(
-        EngineConfig(model=str(checkpoint), dtype="float32", **(settings | config)),
-        create_source(**store.source_options),
-    )
+    engine_config = EngineConfig(model=str(checkpoint), dtype="float32", **(settings | config))
+    engine = InProcessEngineClient(engine_config, create_source(**store.source_options))
     await engine.start()
     try:
         async with (
@@ -174,7 +173,7 @@ async def test_a_deletion_lets_the_running_request_finish_and_then_frees_everyth
     assert last is not None
     assert (num_tokens, last.finish_reason) == (64, FinishReason.LENGTH)
     await served.world.registry.wait_removed()
-    assert await served.resident() == set()
+    await served.wait_resident(set())
     assert served.world.stored_objects() == []
     assert list((served.world.data_dir / "cache").iterdir()) == []
     report = await served.engine.integrity()
@@ -187,11 +186,11 @@ async def test_unload_frees_and_load_brings_back(served: Serving, adapters: list
     ]
     for name in "abc":
         assert (await served.world.call("POST", name, "/versions/1/load")).status_code == 204
-    assert await served.resident() == set(digests)
+    await served.wait_resident(set(digests))
     assert (await served.world.call("POST", "b", "/versions/1/unload")).status_code == 204
-    assert await served.resident() == {digests[0], digests[2]}
+    await served.wait_resident({digests[0], digests[2]})
     assert (await served.world.call("POST", "b", "/versions/1/load")).status_code == 204
-    assert await served.resident() == set(digests)
+    await served.wait_resident(set(digests))
 
 
 async def test_a_resident_version_opens_no_file(served: Serving, adapters: list[dict[str, bytes]]) -> None:
@@ -243,7 +242,7 @@ async def test_a_pinned_version_is_no_victim(
         assert (await served.world.call("PUT", "a", "/versions/1/pin")).status_code == 204
         for name in "bcdbcd":
             await served.ask(name)
-        assert digests[0] in await served.resident()
+        assert digests[0] in served.resident
         refused = await served.world.call("PUT", "b", "/versions/1/pin")
         assert refused.status_code == 400, "one slot stays free for everybody else"
         assert (await served.world.call("GET", "b", "/versions/1")).json()["pinned"] is False
