@@ -115,10 +115,10 @@ async def test_a_stop_string_ends_the_choice_and_the_engines_request(
 async def test_a_slow_reader_gets_fewer_chunks_with_everything_in_them(
     client: InProcessEngineClient, tokenizer: Tokenizer
 ) -> None:
-    stream = Generator(client, tokenizer).generate("slow", PROMPT, params(max_tokens=64, temperature=0.0))
+    generator = Generator(client, tokenizer)
+    stream = generator.generate("slow", PROMPT, params(max_tokens=64, temperature=0.0))
     first = await anext(stream)
-    await until(lambda: client.stats.num_running == 0)
-    await asyncio.sleep(0.05)
+    await collect(generator, "fast", params(max_tokens=84))  # ends many steps later
     rest = [chunk async for chunk in stream]
     assert len(rest) == 1
     assert len(first.token_ids) + len(rest[0].token_ids) == 64
