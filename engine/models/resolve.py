@@ -7,8 +7,9 @@ from pathlib import Path
 
 from loraplex.engine.errors import ConfigurationError
 
-# No pickle is ever fetched, and no code.
+# No pickle is ever fetched, and no code; nor the second copy of the weights that some publishers add.
 ALLOWED_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+IGNORED_PATTERNS = ("*/*", "consolidated*")
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -33,10 +34,21 @@ def resolve_model(name_or_path: str) -> Path:
 def _fetch(name: str) -> Path:
     # heavy, and needed only for names
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(ALLOWED_PATTERNS)))
+        return Path(
+            snapshot_download(name, allow_patterns=list(ALLOWED_PATTERNS), ignore_patterns=list(IGNORED_PATTERNS))
+        )
+    except HFValidationError as error:
+        raise ConfigurationError(
+            f"model {name!r} is not a name on the Hugging Face Hub: {error}", param="model"
+        ) from error
     except RepositoryNotFoundError as error:
         raise ConfigurationError(
             f"model {name!r} is neither a folder here nor a model on the Hugging Face Hub that this machine may read "

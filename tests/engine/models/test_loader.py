@@ -228,6 +228,8 @@ def test_a_model_is_a_folder_or_a_name_on_the_hub(folder: Path, monkeypatch: pyt
     for name in ("no-such-folder", "/no/such/folder", "a/b/c", "https://huggingface.co/org/name"):
         with pytest.raises(ConfigurationError, match="neither a folder nor a name"):
             resolve_model(name)
+    with pytest.raises(ConfigurationError, match=r"is not a name on the Hugging Face Hub"):
+        resolve_model("org/a..b")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigurationError, match=r"'org/no-such-model' is not a folder here, not in the local cache"):
         resolve_model("org/no-such-model")

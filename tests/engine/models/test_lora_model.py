@@ -128,6 +128,16 @@ def test_base_rows_keep_their_bits_beside_adapters(world: World) -> None:
     assert not torch.equal(mixed[0], plain[0])
 
 
+def test_a_row_in_a_crowd_equals_the_row_alone(world: World) -> None:
+    """KN-07: the delta has the same bytes; the base's own products differ with the number of rows, by noise."""
+    names = ["d", "a", "b", "c", "d", "a", "b", "d"]
+    rows = [(world.slots[name], prompt(9 + 3 * index, seed=index)) for index, name in enumerate(names)]
+    crowd = world.runner(rows).run(16, decode_from=8)
+    for row, together in zip(rows, crowd, strict=True):
+        alone = world.runner([row]).run(16, decode_from=8)[0]
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
 def test_equal_runs_give_equal_bytes(world: World) -> None:
     """KN-07: the whole model, 20 times the same batch with rank 64."""
     rows = [(world.slots["d"], prompt(12)), (world.slots["a"], prompt(9, seed=1)), (None, prompt(17, seed=2))]
