@@ -62,7 +62,7 @@ class _Planner:
     def __init__(self, config: EngineConfig, footprint: ModelFootprint, memory: DeviceMemory) -> None:
         self._config = config
         self._footprint = footprint
-        self._is_host = config.device == "cpu"
+        self._is_host = config.device.partition(":")[0] == "cpu"
         budget = self._budget(memory)
         self._host_cache = self._host_cache_bytes(budget)
         fixed = footprint.weights_bytes + footprint.activation_bytes + (self._host_cache if self._is_host else 0)

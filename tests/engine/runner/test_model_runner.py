@@ -13,7 +13,7 @@ from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
 from loraplex.engine.runner.model_runner import MAX_PROMPT_LOGITS_ROWS
-from loraplex.engine.scheduler_output import ScheduledRequest, SchedulerOutput
+from loraplex.engine.scheduler_output import SchedulerOutput
 from loraplex.kernels.lora.metadata import LoRAPools, Projection, SelectionSlots, WeightedSlot
 from tests.engine.runner.driver import BLOCK_SIZE, Answer, World, load
 from tests.engine.runner.helpers import create_request
@@ -179,8 +179,9 @@ def test_a_poisoned_cache_fails_its_own_request_only(model: DecoderModel, value:
     assert [len(answers[request].logprobs) for request in requests] == [10, 10, 4, 10]
 
 
-def test_a_poisoned_chunk_is_found_before_its_prompt_ends(model: DecoderModel) -> None:
-    request, other = create_request(prompt=range(12), prompt_logprobs=1), create_request(prompt=range(12))
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_a_poisoned_chunk_is_found_before_its_prompt_ends(model: DecoderModel, prompt_logprobs: int | None) -> None:
+    request, other = create_request(prompt=range(12), prompt_logprobs=prompt_logprobs), create_request(prompt=range(12))
     world = World.over(model)
     world.step([request, other], 4)
     world.kv_caches[0].key[request.block_ids[0], 0] = torch.nan
@@ -246,7 +247,6 @@ def test_requests_are_left_as_they_were(model: DecoderModel) -> None:
     entries = world.schedule([request], 1000, {}).scheduled
     world.runner.execute(SchedulerOutput(scheduled=entries))
     assert (request.token_ids, request.num_computed_tokens) == ([1, 2, 3], 0)
-    assert isinstance(entries[0], ScheduledRequest)
 
 
 def create_pools(model: DecoderModel, *, num_slots: int = 3, slot_rank: int = 2) -> LoRAPools:
