@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -41,6 +42,7 @@ async def test_a_malformed_call_is_answered_where_possible_and_never_raises() ->
     finally:
         engine.close()
         client.close()
+        shutil.rmtree(folder)
     for event, request_id in zip(events, ("bad", "params"), strict=False):
         assert isinstance(event, OutputBatch)
         assert [(output.request_id, output.finish_reason) for output in event.outputs] == [
@@ -55,7 +57,10 @@ def test_the_sockets_lie_in_a_fresh_folder_of_this_user_alone(tmp_path: Path, mo
     usual = make_socket_folder()
     assert stat.S_IMODE(usual.stat().st_mode) == 0o700
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
-    assert len(str(make_socket_folder())) < 90
+    short = make_socket_folder()
+    assert len(str(short)) < 90
+    for folder in (usual, short):
+        folder.rmdir()
 
 
 def test_only_allowed_variables_reach_the_engine() -> None:
