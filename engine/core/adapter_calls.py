@@ -33,7 +33,8 @@ class AdapterCalls:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._queued or self._loading or self._unloads or self._replies)
+        """Whether steps have to go on for it; replies do not need any."""
+        return bool(self._queued or self._loading or self._unloads)
 
     def load(self, call: LoadAdapter) -> None:
         selection = LoraSelection.single(call.ref)

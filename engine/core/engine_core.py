@@ -4,7 +4,6 @@ but in the runner.
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol, assert_never
 
 from loraplex.adapters.errors import LoraplexError
@@ -29,8 +28,6 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.outputs import ErrorInfo, FinishReason, RequestOutput
 from loraplex.engine.scheduler_output import RunnerOutput, SchedulerOutput
-
-logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -71,8 +68,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        has_own = bool(self._refusals or self._replies)
-        return has_own or self.scheduler.has_work or self._calls.has_pending or self._adapters.has_pending_loads
+        has_own = bool(self._refusals) or self._calls.has_pending
+        return has_own or self.scheduler.has_work or self._adapters.has_pending_loads
 
     @property
     def is_stalled(self) -> bool:
@@ -153,8 +150,6 @@ class EngineCore:
 
     def _advance_adapters(self) -> None:
         failures = self._adapters.advance()
-        for failure in failures:
-            logger.warning("adapter %s could not be loaded: %s", failure.digest, failure.error.message)
         self.scheduler.fail_loads(failures)
         self._calls.settle(failures)
 

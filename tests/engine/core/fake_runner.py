@@ -39,7 +39,7 @@ class FakeRunner:
     """
 
     block_size: int
-    adapters: FakeAdapters
+    adapters: FakeAdapters | None = None  # to look up what the slots hold
     non_finite: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,6 +107,8 @@ class FakeRunner:
             assert entry.slots is None
             return
         assert entry.slots is not None
+        if self.adapters is None:
+            return
         wanted_attention = [(p.ref.digest, p.weight) for p in selection.parts for _ in range(p.ref.num_attention_slots)]
         wanted_mlp = [(p.ref.digest, p.weight) for p in selection.parts for _ in range(p.ref.num_mlp_slots)]
         attention = [(self.adapters.digest_in(s, is_attention=True), weight) for s, weight in entry.slots.attention]

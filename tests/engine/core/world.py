@@ -116,6 +116,7 @@ class World:
         """Until nothing is left to do."""
         for _ in range(max_steps):
             if not self.core.has_work:
+                self._collect([])
                 return
             self.step()
         raise AssertionError(f"still busy after {max_steps} steps")
