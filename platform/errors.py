@@ -211,6 +211,8 @@ def _field(location: Sequence[int | str]) -> str:
 def _describe(fault: dict[str, Any]) -> str:
     if fault["type"] == "json_invalid":
         return f"the body is not valid JSON (at character {fault['loc'][-1]})"
+    if tuple(fault["loc"]) == ("body",):
+        return "the body must be a JSON object, sent with `content-type: application/json`"
     field = _field(fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ")
     return f"{field}: {message}" if field else message

@@ -104,8 +104,8 @@ async def test_an_upload_that_is_refused_carries_every_reason(world: BaseWorld) 
         ('{"messages": [], "top_p": 2}', "top_p", "less than or equal to 1"),
         ("{}", "messages", "messages: Field required"),
         ("{", None, "not valid JSON"),
-        ('"text"', None, "valid dictionary"),
-        ("", None, "required"),
+        ('"text"', None, "must be a JSON object"),
+        ("", None, "must be a JSON object"),
         ("\xff\xfe", None, ""),
     ],
 )
@@ -119,6 +119,11 @@ async def test_a_wrong_body_is_400_and_names_the_field(
     assert (reply.status_code, error["param"]) == (400, param)
     assert message in str(error["message"])
     assert not [word for word in ("pydantic", "input_value", "Traceback", "errors.pydantic") if word in reply.text]
+
+
+async def test_a_body_without_its_content_type_is_told_which(world: BaseWorld) -> None:
+    reply = await world.client.post("/admin/typed", content=b'{"messages": []}')
+    assert (reply.status_code, "application/json" in str(check_shape(reply)["message"])) == (400, True)
 
 
 async def test_a_wrong_query_names_its_parameter(world: BaseWorld) -> None:
