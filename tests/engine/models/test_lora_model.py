@@ -135,7 +135,7 @@ def test_a_row_in_a_crowd_equals_the_row_alone(world: World) -> None:
     crowd = world.runner(rows).run(16, decode_from=8)
     for row, together in zip(rows, crowd, strict=True):
         alone = world.runner([row]).run(16, decode_from=8)[0]
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5 * alone.abs().max().item())
 
 
 def test_equal_runs_give_equal_bytes(world: World) -> None:
