@@ -150,4 +150,4 @@ def test_a_sequence_in_a_crowd_equals_the_sequence_alone(tmp_path: Path) -> None
     crowd = PagedRunner(model, prompts).run(16, decode_from=20)
     for ids, together in zip(prompts, crowd, strict=True):
         alone = PagedRunner(model, [ids]).run(16, decode_from=20)[0]
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5 * alone.abs().max().item())
