@@ -125,10 +125,8 @@ class Scheduler:
         """What to compute next; empty when nobody can go on."""
         self._policy.begin_step()
         step = StepPlan(self._max_num_batched_tokens, self._adapters)
-        num_preemptions = self.totals.preemptions
         self._schedule_running(step)
-        if self.totals.preemptions == num_preemptions:  # else memory is short
-            self._admit_waiting(step)
+        self._admit_waiting(step)
         self._prefetch_next()
         entries = step.entries()
         for entry in entries:

@@ -184,6 +184,20 @@ class TestCapacity:
         world.run()
         world.assert_nothing_left()
 
+    def test_whoever_lacks_blocks_when_its_adapter_is_there_gives_the_slot_away(self) -> None:
+        world = World(num_blocks=10, block_size=4, max_model_len=40, adapters=FakeAdapters(num_slots=1, load_steps=3))
+        late = make_request("late", [1] * 24, selection=select("b"))
+        world.add(late)
+        world.step()
+        assert world.core.stats().num_waiting_for_adapter == 1
+        world.add(make_request("base", [2] * 20, max_tokens=16), make_request("c", [3] * 3, selection=select("c")))
+
+        world.run_until_started("c")  # while `base` has the blocks that `late` needs
+        assert "late" not in world.outputs
+        assert world.finish_reasons("base") == []
+        world.run()
+        assert world.tokens("late") == solo_tokens(late)
+
     def test_a_holder_without_blocks_gives_way_to_a_request_ahead_of_it(self) -> None:
         world = World(num_blocks=10, block_size=4, max_model_len=40, adapters=FakeAdapters(num_slots=1, load_steps=1))
         world.adapters.stuck = {ref("b").digest}

@@ -77,6 +77,18 @@ def test_the_youngest_is_preempted_and_goes_back_ahead_of_later_arrivals() -> No
         assert world.tokens(request.request_id) == solo_tokens(request)
 
 
+def test_of_several_who_were_admitted_later_the_youngest_is_the_victim() -> None:
+    world = World(num_blocks=7, block_size=4, max_model_len=28, enable_prefix_caching=False)
+    world.add(make_request("old", [1] * 8, max_tokens=12), make_request("middle", [2] * 6, max_tokens=3))
+    world.add(make_request("young", [3] * 10, max_tokens=12))
+    world.step(2)  # `old` crosses into its third block, and all seven are taken
+
+    assert world.core.stats().total_preemptions == 1
+    assert set(world.runner.num_tokens[-1]) == {"old", "middle"}
+    world.run()
+    assert world.tokens("young") == solo_tokens(make_request("", [3] * 10, max_tokens=12))
+
+
 def test_a_waiting_request_preempts_nobody() -> None:
     world = World(num_blocks=8, block_size=4, max_model_len=32)
     world.add(make_request("old", [1] * 25, max_tokens=7))
@@ -109,20 +121,31 @@ def test_preemption_gives_back_the_lease_and_the_request_acquires_again() -> Non
         assert world.tokens(request.request_id) == solo_tokens(request)
 
 
-def test_preemption_keeps_prompt_logprobs_and_delivers_them_once() -> None:
-    world = World(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
-    scored = make_request("scored", [3, *range(13)], max_tokens=8, prompt_logprobs=0)
-    world.add(make_request("old", 10, max_tokens=14), scored)
+def test_prompt_logprobs_are_kept_across_preemption_and_delivered_once() -> None:
+    world = World(num_blocks=8, block_size=4, max_model_len=32, max_num_seqs=4, max_num_batched_tokens=4)
+    scored = make_request("scored", [3, *range(23)], max_tokens=4, prompt_logprobs=0)
+    world.add(make_request("old", 3, max_tokens=14))
+    world.step()
+    world.add(scored)
     world.run()
 
-    assert world.core.stats().total_preemptions > 0
+    chunks = [step["scored"] for step in world.runner.num_tokens if "scored" in step]
+    assert sum(chunks) > 24 + 3  # it was preempted in the middle of its prompt, and some of it came twice
     delivered = [output.prompt_logprobs for output in world.outputs["scored"] if output.prompt_logprobs is not None]
-    assert len(delivered) == 1
     quiet = World()
     quiet.add(scored)
     quiet.run()
-    assert delivered[0] == quiet.outputs["scored"][0].prompt_logprobs
+    assert delivered == [quiet.outputs["scored"][0].prompt_logprobs]
     assert [entry.token_id for entry in delivered[0] if entry] == scored.prompt_token_ids[1:]
+
+
+def test_a_request_preempted_after_its_prompt_logprobs_does_not_deliver_them_again() -> None:
+    world = World(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8)
+    world.add(make_request("old", 10, max_tokens=14), make_request("scored", 14, max_tokens=8, prompt_logprobs=0))
+    world.run()
+
+    assert world.core.stats().total_preemptions > 0
+    assert [output.prompt_logprobs is not None for output in world.outputs["scored"]] == [True, *[False] * 7]
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
