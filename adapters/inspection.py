@@ -27,6 +27,8 @@ from loraplex.adapters.safetensors_header import TensorEntry
 from loraplex.adapters.tensor_index import read_tensor_index
 from loraplex.adapters.vocabulary import check_vocabulary
 
+_MAX_WARNINGS = 50
+
 
 class ModuleFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one base module gets from the adapter."""
@@ -82,7 +84,10 @@ def inspect_adapter(
     if plan.parsed is not None:
         _check_declared_tensors(plan.parsed.config, plan.entries, refusals)
         warnings += plan.parsed.warnings + _check_targets(plan.parsed.config, plan.layouts, refusals)
-        warnings += plan.parsed.rule.unused_patterns()[:20] if plan.layouts else []
+        warnings += plan.parsed.rule.unused_patterns() if plan.layouts else []
+        warnings += [
+            f"{shown(layout.name)} has the scaling 0 and adds nothing" for layout in plan.layouts if not layout.scaling
+        ]
     warnings += check_vocabulary(root, base, refusals)
     attention, mlp = (count_slots(plan.layouts, slot_rank, attention=space) for space in (True, False))
     _check_slots(attention, mlp, num_slots, refusals)
@@ -199,5 +204,10 @@ def _facts(
         num_mlp_slots=num_slots[1],
         size_bytes=sum((root / name).stat().st_size for name in version_files(root)),
         base_model_name=config.base_model_name_or_path,
-        warnings=tuple(warnings),
+        warnings=_bounded(warnings),
     )
+
+
+def _bounded(warnings: list[str]) -> tuple[str, ...]:
+    num_more = len(warnings) - _MAX_WARNINGS
+    return tuple(warnings[:_MAX_WARNINGS]) + ((f"and {num_more} more warnings",) if num_more > 0 else ())

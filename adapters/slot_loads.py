@@ -140,7 +140,6 @@ class SlotLoads:
         return []
 
     def _fail(self, digest: str, error: AdapterLoadError) -> LoadFailure:
-        logger.warning("adapter load failed: %s: %s", digest, error)
         del self._awaited[digest]
         self._failed.add(digest)
         return LoadFailure(digest, error)

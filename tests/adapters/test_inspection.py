@@ -260,6 +260,20 @@ def test_a_pattern_that_matches_nothing_is_ignored_with_a_warning(tmp_path: Path
     assert not [warning for warning in inspect(folder).warnings if "'q_proj'" in warning]
 
 
+def test_an_adapter_that_adds_nothing_is_told(tmp_path: Path) -> None:
+    warnings = inspect(write_adapter(tmp_path, alpha_pattern={"q_proj": 0})).warnings
+    assert sum("scaling 0" in warning for warning in warnings) == BASE.num_layers
+
+
+def test_warnings_are_bounded(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path)
+    for index in range(60):
+        (folder / f"notes-{index}.txt").touch()
+    warnings = inspect(folder).warnings
+    assert len(warnings) == 51
+    assert warnings[-1] == "and 10 more warnings"
+
+
 def test_fused_and_split_weights_of_one_module_are_refused(tmp_path: Path) -> None:
     fused = "base_model.model.model.layers.0.self_attn.qkv_proj"
     extra = {

@@ -523,6 +523,23 @@ def test_unload_of_a_load_under_way_leaves_nothing_behind(world: World) -> None:
     assert (manager.resident(), manager.stats.host_bytes, manager.has_pending_loads) == ((), 0, False)
 
 
+def test_a_version_unloaded_and_called_for_again_during_one_read_is_loaded(world: World) -> None:
+    ref = world.add("a")
+    source = SlowSource()
+    source.folders = world.source.folders
+    manager = make_manager(source)
+    world.managers.append(manager)
+    manager.load(ref)
+    manager.advance()
+    assert manager.unload(ref.digest)
+    manager.load(ref)
+    manager.advance()
+    source.gate.set()
+    assert settle(manager) == []
+    assert manager.is_loaded(ref.digest)
+    assert source.num_fetches == 1
+
+
 def test_the_stats_count_what_is_there(world: World) -> None:
     selection = single(world.add("a", projections=tuple(Projection)))
     manager = world.manager(num_slots=3)
