@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -114,12 +114,9 @@ def leases_after_abort(server: Server, client: httpx.Client) -> None:
     report("blocks, slots and leases of 30 closed streams", f"free after {time.monotonic() - started:.2f} s")
 
 
-def open_and_close(stream: object) -> None:
-    assert hasattr(stream, "__enter__")
-    assert hasattr(stream, "__exit__")
-    stream.__enter__()
-    time.sleep(0.2)
-    stream.__exit__(None, None, None)
+def open_and_close(stream: AbstractContextManager[httpx.Response]) -> None:
+    with stream:
+        time.sleep(0.2)
 
 
 def memory_over_reloads(server: Server, client: httpx.Client, num_adapters: int) -> None:

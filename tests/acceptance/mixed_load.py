@@ -131,10 +131,12 @@ def serve(server: Server, adapters: dict[str, Path], loads: list[Load], num_toke
     p99 = statistics.quantiles(latencies, n=100)[98]
     say(f"/livez, {len(latencies)} probes: P99 {p99 * 1000:.0f} ms, worst {max(latencies) * 1000:.0f} ms")
     faults = [f"{load.parts} did not finish" for load in loads if load.leaves_after is None and not load.is_finished]
+    report = server.integrity()
     for _ in range(100):
-        if is_clean(report := server.integrity()):
+        if is_clean(report):
             break
         time.sleep(0.05)
+        report = server.integrity()
     say(f"integrity: {report}")
     return faults + ([] if is_clean(report) else [f"left over: {report}"])
 

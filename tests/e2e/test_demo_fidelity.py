@@ -41,7 +41,7 @@ def demo() -> tuple[Path, dict[str, Path]]:
 
 @pytest.fixture(scope="module")
 def prompts(demo: tuple[Path, dict[str, Path]]) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(demo[0])  # type: ignore[no-untyped-call]
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo[0])
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
