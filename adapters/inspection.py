@@ -22,7 +22,7 @@ from loraplex.adapters.folder import adapter_root, open_regular, version_files
 from loraplex.adapters.layout import ModuleLayout, build_layout
 from loraplex.adapters.name_patterns import PatternError, compile_pattern
 from loraplex.adapters.peft_config import MAX_CONFIG_BYTES, ParsedConfig, PeftConfig, parse_config
-from loraplex.adapters.refusals import Refusals, shown, shown_value
+from loraplex.adapters.refusals import Refusals, refused, shown, shown_value
 from loraplex.adapters.safetensors_header import TensorEntry
 from loraplex.adapters.tensor_index import read_tensor_index
 from loraplex.adapters.vocabulary import check_vocabulary
@@ -77,17 +77,11 @@ def inspect_adapter(
     refusals = Refusals()
     root = adapter_root(folder)
     if not root.is_dir():
-        refusals.add("folder_missing", f"{shown(str(folder))} is not a folder; give the folder that PEFT saved")
-        refusals.raise_if_any()
+        raise refused("folder_missing", f"{shown(str(folder))} is not a folder; give the folder that PEFT saved")
     warnings = _check_files(root, refusals)
     plan = read_plan(root, base, refusals, max_lora_rank=max_lora_rank)
     if plan.parsed is not None:
-        _check_declared_tensors(plan.parsed.config, plan.entries, refusals)
-        warnings += plan.parsed.warnings + _check_targets(plan.parsed.config, plan.layouts, refusals)
-        warnings += plan.parsed.rule.unused_patterns() if plan.layouts else []
-        warnings += [
-            f"{shown(layout.name)} has the scaling 0 and adds nothing" for layout in plan.layouts if not layout.scaling
-        ]
+        warnings += _check_against_tensors(plan.parsed, plan, refusals)
     warnings += check_vocabulary(root, base, refusals)
     attention, mlp = (count_slots(plan.layouts, slot_rank, attention=space) for space in (True, False))
     _check_slots(attention, mlp, num_slots, refusals)
@@ -134,6 +128,16 @@ def _read_config(root: Path, refusals: Refusals) -> ParsedConfig | None:
         remedy = "upload the folder that PEFT's save_pretrained wrote, with adapter_config.json"
         refusals.add("config_missing", f"{CONFIG_FILE} is missing", file=CONFIG_FILE, remedy=remedy)
     return None
+
+
+def _check_against_tensors(parsed: ParsedConfig, plan: AdapterPlan, refusals: Refusals) -> list[str]:
+    """What the config says beside what the file holds; returns warnings, the config's own first."""
+    _check_declared_tensors(parsed.config, plan.entries, refusals)
+    warnings = parsed.warnings + _check_targets(parsed.config, plan.layouts, refusals)
+    if plan.layouts:
+        warnings += parsed.rule.unused_patterns()
+    idle = [layout.name for layout in plan.layouts if layout.scaling == 0]
+    return warnings + [f"{shown(name)} has the scaling 0 and adds nothing" for name in idle]
 
 
 def _check_declared_tensors(config: PeftConfig, entries: list[TensorEntry], refusals: Refusals) -> None:

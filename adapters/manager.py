@@ -46,6 +46,7 @@ class AdapterManager:
     """Implements `AdapterResidency`. All methods are for the step thread only, and none blocks.
 
     `advance` copies at most `max_copy_bytes` (or one rank row, if that is more) into slots per call.
+    `host_memory_bytes` bounds the host cache; weights on their way to slots that found no room there come on top.
     """
 
     def __init__(
