@@ -45,8 +45,9 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
 
 def two_token_stop(client: httpx.Client, route: str, body: dict[str, Any]) -> str:
     """Two characters in the middle of what the model says: with this tokenizer, two tokens."""
-    text = whole(client.post(route, json=body).json()["choices"][0])["text"]
-    return next(text[index : index + 2] for index in range(3, len(text) - 2) if "\ufffd" not in text[index : index + 2])
+    text: str = whole(client.post(route, json=body).json()["choices"][0])["text"]
+    pairs = [text[index : index + 2] for index in range(3, len(text) - 2)]
+    return next(pair for pair in pairs if "\ufffd" not in pair)
 
 
 @pytest.mark.parametrize("route", list(ROUTES))

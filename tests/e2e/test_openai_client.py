@@ -145,10 +145,13 @@ def test_models_lists_the_base_and_the_tenants_adapters_with_their_parent(client
         (openai.NotFoundError, {"model": "gpt-4"}),
     ],
 )
-def test_faults_raise_the_clients_own_classes(client: openai.OpenAI, kind: type, fields: dict[str, Any]) -> None:
+def test_faults_raise_the_clients_own_classes(
+    client: openai.OpenAI, kind: type[openai.APIStatusError], fields: dict[str, Any]
+) -> None:
     asked: Any = {"model": "base", "prompt": "hello", "max_tokens": 1, **fields}
     with pytest.raises(kind) as caught:
         client.completions.create(**asked)
+    assert isinstance(caught.value.body, dict)
     assert caught.value.body["message"]
     with pytest.raises(kind):
         client.completions.create(**asked, stream=True)

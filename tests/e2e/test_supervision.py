@@ -20,7 +20,7 @@ LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 450, "ignore_eos": True
 
 def read_stream(client: httpx.Client, started: threading.Semaphore, lora: str | None) -> list[dict[str, Any]]:
     with client.stream("POST", "/v1/completions", json=LONG | {"lora": lora}) as response:
-        seen = []
+        seen: list[dict[str, Any]] = []
         for event in events(response):
             if not seen:
                 started.release()

@@ -130,7 +130,13 @@ def test_content_is_a_string_or_text_parts() -> None:
 
 
 def test_a_reply_can_be_sent_back_as_history() -> None:
-    reply = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": []}
+    reply: dict[str, Any] = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+    }
     assert chat(messages=[reply]).messages[0].text == "hi"
 
 
