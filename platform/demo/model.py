@@ -44,7 +44,9 @@ def _package_folder() -> Path:
 def _expand(package: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # three bars for one wait of seconds
     model = AutoModelForCausalLM.from_pretrained(
         package,
         gguf_file=GGUF_FILE,

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,9 @@ def ensure_demo_adapters(model_dir: Path, demo_dir: Path, advance: Callable[[int
 def _train_all(model_dir: Path, folders: Mapping[str, Path], advance: Callable[[int], None]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # the caller shows one of its own
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     sentences = dict(_distill(model, tokenizer, advance))
@@ -102,7 +105,8 @@ def _train_one(model: Any, examples: list[Example], folder: Path, advance: Calla
 
     torch.manual_seed(0)
     config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules="all-linear")
-    peft_model = get_peft_model(model, config, autocast_adapter_dtype=False)
+    with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # peft lags behind transformers' names
+        peft_model = get_peft_model(model, config, autocast_adapter_dtype=False)
     parameters = [parameter for parameter in peft_model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=NUM_STEPS)

@@ -16,6 +16,9 @@ from loraplex.platform.demo.model import ensure_demo_model
 from loraplex.platform.demo.run import MIX
 from loraplex.platform.demo.training import ensure_demo_adapters
 
+# peft lags behind transformers' names
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
 DEMO_DIR = Path(__file__).parents[2] / ".demo"
 NUM_TOKENS = 64
 QUESTIONS = (
