@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -43,22 +43,32 @@ async def serve(settings: Settings, on_ready: OnReady) -> None:
         EngineGivenUpError: the engine died three times in a minute of service.
         LoraplexError: the database, the store or the engine cannot be reached or started.
     """
-    with _listen(settings.host, settings.port) as listener, _Signals() as signals:
+    with (
+        _listen(settings.host, settings.port) as listener,
+        _Signals() as signals,
+        signals.cancelling_start() as has_started,
+    ):
         async with open_services(settings) as opened:
-            server = _Server(_uvicorn_config(opened.services))
-            http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-            engine = asyncio.create_task(_watch_engine(opened, _url(listener), on_ready), name="engine-watch")
-            try:
-                await _first_of(http, engine, signals.first)
-                if not engine.done():
-                    await _drain(opened.services, settings.shutdown_grace_s, signals)
-            finally:
-                server.should_exit = True
-                await http
-                engine.cancel()
-                await asyncio.wait((engine,))
-            if not engine.cancelled():
-                engine.result()
+            has_started()
+            await _serve_until_end(opened, listener, signals, on_ready)
+
+
+async def _serve_until_end(opened: Opened, listener: socket.socket, signals: _Signals, on_ready: OnReady) -> None:
+    services = opened.services
+    server = _Server(_uvicorn_config(services))
+    http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    engine = asyncio.create_task(_watch_engine(opened, _url(listener), on_ready), name="engine-watch")
+    try:
+        await asyncio.wait((http, engine, signals.first), return_when=asyncio.FIRST_COMPLETED)
+        if not engine.done():
+            await _drain(services, signals)
+    finally:
+        server.should_exit = True
+        await http
+        engine.cancel()
+        await asyncio.wait((engine,))
+    if not engine.cancelled():
+        engine.result()
 
 
 class _Server(uvicorn.Server):
@@ -86,6 +96,20 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
+
+    @contextlib.contextmanager
+    def cancelling_start(self) -> Iterator[Callable[[], object]]:
+        """Inside, the first signal cancels the current task, without an error; no longer once the yielded is called."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancel = functools.partial(_cancel_task, task)
+        self.first.add_done_callback(cancel)
+        try:
+            yield lambda: self.first.remove_done_callback(cancel)
+        except asyncio.CancelledError:
+            if not self.first.done():
+                raise
+            logger.info("stopped while starting")
 
     def _on_signal(self) -> None:
         future = self.second if self.first.done() else self.first
@@ -119,6 +143,7 @@ def _uvicorn_config(services: Services) -> uvicorn.Config:
         create_app(services),
         lifespan="off",
         log_config=None,
+        ws="none",
         access_log=False,  # each inference request is logged when it ends, each change is in the audit
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -137,17 +162,17 @@ async def _watch_engine(opened: Opened, url: str, on_ready: OnReady) -> None:
     raise EngineGivenUpError(f"{report.message}; the last requests were: {last}")
 
 
-async def _first_of(*waited: asyncio.Future[None]) -> None:
-    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+def _cancel_task(task: asyncio.Task[None], _: asyncio.Future[None]) -> None:
+    task.cancel()
 
 
-async def _drain(services: Services, grace_s: float, signals: _Signals) -> None:
-    """No new work; what runs finishes within `grace_s`, or until a second signal, and is then told that it was cut."""
+async def _drain(services: Services, signals: _Signals) -> None:
+    """No new work; what runs has the grace to finish, or until a second signal, and is then told that it was cut."""
     services.is_draining = True
-    deadline = time.monotonic() + grace_s
+    grace_s = services.settings.shutdown_grace_s
     logger.info("shutting down: %d requests have up to %g s to finish", len(services.running), grace_s)
     idle = asyncio.ensure_future(services.running.wait_idle())
-    await asyncio.wait((idle, signals.second), timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((idle, signals.second), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     if not idle.done():
         logger.warning("%d requests did not finish in time and are aborted", len(services.running))
         services.running.cancel_all()

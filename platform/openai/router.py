@@ -7,14 +7,17 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from loraplex.adapters.errors import LoraplexError
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.deps import CurrentPrincipal, RequestId, RequestTenant, ServicesDep, require_scope
 from loraplex.platform.openai.answer import Answer, Caller
+from loraplex.platform.openai.failure import failure_response
 from loraplex.platform.openai.models import ModelCatalog
 from loraplex.platform.openai.replies import Dialect, event_stream, whole_reply
 from loraplex.platform.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 from loraplex.platform.openai.service import InferenceService
 from loraplex.platform.openai.stream import ClientGoneError, EventStreamResponse, until_disconnect
+from loraplex.platform.services import Services
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is for the access log
 MAX_MODELS = 1000
@@ -35,7 +38,7 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation. `lora` names the adapter; `stream` sends server-sent events."""
     answer, dialect = await InferenceService(services).chat(body, caller)
-    return await _reply(request, body, answer, dialect)
+    return await _reply(request, services, body, answer, dialect)
 
 
 @router.post("/completions")
@@ -44,7 +47,7 @@ async def create_completion(
 ) -> Response:
     """Continue one or several prompts, given as text or token ids."""
     answer, dialect = await InferenceService(services).complete(body, caller)
-    return await _reply(request, body, answer, dialect)
+    return await _reply(request, services, body, answer, dialect)
 
 
 @router.get("/models")
@@ -70,11 +73,16 @@ async def cancel_request(request_id: str, tenant: RequestTenant, services: Servi
     services.running.cancel(request_id, tenant_id=tenant.id)
 
 
-async def _reply(request: Request, body: GenerationBody, answer: Answer, dialect: Dialect) -> Response:
+async def _reply(
+    request: Request, services: Services, body: GenerationBody, answer: Answer, dialect: Dialect
+) -> Response:
     if body.stream:
-        return EventStreamResponse(event_stream(answer, dialect, body.stream_options), answer.ledger.metrics)
+        events = event_stream(answer, dialect, body.stream_options)
+        return EventStreamResponse(events, envelope=answer.envelope, metrics=services.metrics)
     try:
         reply = await until_disconnect(request.receive, whole_reply(answer, dialect))
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except LoraplexError as error:
+        return failure_response(error, answer.envelope)
     return Response(msgspec.json.encode(reply), media_type="application/json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from loraplex.adapters.errors import InvalidRequestError
 from loraplex.platform.openai.fields import check_fields
@@ -13,8 +13,20 @@ from loraplex.platform.openai.lora_field import ABSENT
 MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 128
 
+
+def _check_unicode(text: str) -> str:
+    """JSON can spell halves of characters (a lone surrogate), which no tokenizer and no reply can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("holds a lone surrogate, which is no character") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenIds = list[int]
-Stop = str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None
+Stop = Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None
 
 _LORA_DOC = (
     'An adapter: "name", "name@3" or "name@alias"; {"name", "version" or "alias", "weight"}; '
@@ -80,15 +92,15 @@ class TextPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +128,7 @@ class ChatCompletionBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: Text | TokenIds | list[Text] | list[TokenIds]
     echo: bool = False
     logprobs: int | None = None
     add_special_tokens: bool = True

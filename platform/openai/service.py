@@ -25,6 +25,7 @@ from loraplex.platform.openai.sampling import chat_sampling_params, completion_s
 from loraplex.platform.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody, TokenIds
 from loraplex.platform.services import Services
 
+MAX_TOTAL_CHOICES = 1024  # prompts times n
 INLINE_CHARS = 4_000  # a longer text is tokenized on a thread: a megabyte takes most of a second
 
 T = TypeVar("T")
@@ -56,6 +57,12 @@ class InferenceService:
         """Raises a LoraplexError for everything that is wrong with the request."""
         self._services.check_ready()
         params = completion_sampling_params(body)
+        if len(body.prompts) * params.n > MAX_TOTAL_CHOICES:
+            raise InvalidRequestError(
+                f"{len(body.prompts)} prompts with n = {params.n} are {len(body.prompts) * params.n} choices; "
+                f"{MAX_TOTAL_CHOICES} are allowed: send several requests",
+                param="n",
+            )
         prompts = [await self._encode(prompt, body) for prompt in body.prompts]
         answer = await self._answer(body, caller, kind=completion.REPLY, prompts=prompts, params=params)
         return answer, CompletionDialect(body, answer.names, self._echoes(body, prompts))

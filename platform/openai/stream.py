@@ -16,8 +16,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loraplex.adapters.errors import LoraplexError, ServerError
-from loraplex.platform.errors import error_body
+from loraplex.adapters.errors import LoraplexError
+from loraplex.platform.openai.failure import failure_body, failure_response
+from loraplex.platform.openai.responses import Envelope
 from loraplex.platform.telemetry.metrics import Metrics
 
 SEND_TIMEOUT_S = 30.0
@@ -61,17 +62,17 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStreamResponse(Response):
     """Sends `events` one by one, and closes the generator whatever happens.
 
-    An error before the headers are out is raised, so that it gets its own status; afterwards it is the last event, and
-    no [DONE] follows it.
+    An error before the headers are out gets its own status; afterwards it is the last event, and no [DONE] follows.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], metrics: Metrics) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, envelope: Envelope, metrics: Metrics) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
         self._events = events
+        self._envelope = envelope
         self._metrics = metrics
         self._has_started = False
 
@@ -79,9 +80,12 @@ class EventStreamResponse(Response):
         try:
             await until_disconnect(receive, self._send_all(send))
         except ClientGoneError as error:
-            logger.info("%s ended early: %s", scope.get("state", {}).get("request_id"), error)
+            logger.info("%s ended early: %s", self._envelope.id, error)
+        except LoraplexError as error:
+            await failure_response(error, self._envelope)(scope, receive, send)
 
     async def _send_all(self, send: Send) -> None:
+        """Raises what goes wrong before the headers are out."""
         async with aclosing(self._events) as events:
             try:
                 await self._send_events(events, send)
@@ -90,7 +94,7 @@ class EventStreamResponse(Response):
             except Exception as error:  # the edge: the client is told, whatever it was
                 if not self._has_started:
                     raise
-                await _send(send, _body(self._error_event(error)))
+                await _send(send, _body(self._last_event(error)))
         await _send(send, _body(b"", more=False))
 
     async def _send_events(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
@@ -111,12 +115,10 @@ class EventStreamResponse(Response):
         self._has_started = True
         await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-    def _error_event(self, error: Exception) -> bytes:
-        if not isinstance(error, LoraplexError):
-            logger.error("a stream failed", exc_info=error)
-            error = ServerError("internal error; the server's log has it")
-        self._metrics.errors.labels("event", error.code).inc()
-        return encode_event(error_body(error))
+    def _last_event(self, error: Exception) -> bytes:
+        body = failure_body(error, self._envelope)
+        self._metrics.errors.labels("event", body["error"]["code"]).inc()
+        return encode_event(body)
 
 
 async def _send(send: Send, message: dict[str, Any]) -> None:

@@ -28,6 +28,13 @@ def read_stream(client: httpx.Client, started: threading.Semaphore, lora: str | 
         return seen
 
 
+def is_unready(server: Server) -> bool:
+    try:
+        return server.api.get("/readyz").status_code == 503
+    except httpx.ConnectError:  # it gave up and is gone
+        return True
+
+
 def kill_engine_under_load(server: Server, client: httpx.Client) -> list[list[dict[str, Any]]]:
     """kill -9 while all streams run; what each of them got."""
     started = threading.Semaphore(0)
@@ -37,7 +44,7 @@ def kill_engine_under_load(server: Server, client: httpx.Client) -> list[list[di
         for _ in range(NUM_STREAMS):
             started.acquire(timeout=60)
         server.engine.kill()
-        wait_until(lambda: server.api.get("/readyz").status_code == 503, "not ready")
+        wait_until(lambda: is_unready(server), "unready")
         return [stream.result(timeout=60) for stream in streams]
 
 
@@ -55,7 +62,7 @@ def test_engine_that_dies_tells_every_stream_and_comes_back_until_it_dies_too_of
             reply = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, "lora": "a7"})
             assert reply.status_code == 200
             server.engine.kill()
-            wait_until(lambda: server.api.get("/readyz").status_code == 503, "not ready")
+            wait_until(lambda: is_unready(server), "unready")
             server.wait_ready()
             last = kill_engine_under_load(server, client)
         assert server.wait() == 1
@@ -106,3 +113,13 @@ def test_engine_does_not_outlive_a_killed_server_and_its_leftovers_do_not_matter
         assert not engine.is_running()
     with running_server(model, tmp_path, *flags) as server:
         assert server.api.get("/api/v1/tenants").json()["data"][0]["name"] == "acme"
+
+
+def test_sigterm_while_starting_is_no_error(model: Path, tmp_path: Path) -> None:
+    server = Server(model, tmp_path, *FLAGS)
+    try:
+        wait_until(lambda: (tmp_path / "loraplex.db").exists(), "starting")
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+    finally:
+        server.close()

@@ -12,9 +12,13 @@ from starlette.types import Message
 
 from loraplex.adapters.errors import NeverFitsError
 from loraplex.engine.errors import EngineDeadError
+from loraplex.platform.adapters.resolution import ResolvedAdapter
 from loraplex.platform.openai import stream
+from loraplex.platform.openai.responses import Envelope
 from loraplex.platform.openai.stream import EventStreamResponse
 from loraplex.platform.telemetry.metrics import Metrics
+
+SQL = ResolvedAdapter(name="sql", version=3, digest="d", weight=1.0)
 
 
 class Connection:
@@ -63,7 +67,8 @@ class Events:
 
 
 async def send(events: Events, connection: Connection, metrics: Metrics | None = None) -> None:
-    response = EventStreamResponse(events.generate(), metrics or Metrics())
+    envelope = Envelope(id="req_1", object="text_completion", model="sql", adapters=(SQL,))
+    response = EventStreamResponse(events.generate(), envelope=envelope, metrics=metrics or Metrics())
     await response({"type": "http"}, connection.receive, connection.send)
 
 
@@ -76,12 +81,20 @@ async def test_events_are_sent_one_by_one_and_the_stream_is_completed() -> None:
     assert headers[b"content-type"].startswith(b"text/event-stream")
 
 
-async def test_error_before_the_headers_is_raised_for_its_own_status() -> None:
+async def test_error_before_the_headers_gets_its_own_status_and_names_the_adapter() -> None:
     events, connection = Events(NeverFitsError("too big")), Connection()
-    with pytest.raises(NeverFitsError):
-        await send(events, connection)
-    assert connection.sent == []
+    await send(events, connection)
+    assert connection.sent[0]["status"] == 400
+    body = json.loads(connection.body)
+    assert body["error"]["code"] == "adapter_never_fits"
+    assert body["lora"] == {"name": "sql", "version": 3, "digest": "d", "weight": 1.0}
+    assert dict(connection.sent[0]["headers"])[b"content-length"] == str(len(connection.body)).encode()
     assert events.is_closed
+
+
+async def test_unforeseen_error_before_the_headers_is_the_frameworks() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await send(Events(ZeroDivisionError()), Connection())
 
 
 @pytest.mark.parametrize(
@@ -92,6 +105,7 @@ async def test_error_after_the_headers_is_the_last_event(error: Exception, code:
     await send(Events(b"one", error), connection, metrics)
     last: dict[str, Any] = json.loads(connection.body.removeprefix(b"onedata: "))
     assert last["error"]["code"] == code
+    assert (last["id"], last["model"], last["lora"]["version"]) == ("req_1", "sql", 3)
     assert b"secret" not in connection.body
     assert f'loraplex_errors_total{{code="{code}",kind="event"}} 1.0' in metrics.render().decode()
     assert connection.sent[-1]["more_body"] is False
