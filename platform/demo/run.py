@@ -36,8 +36,8 @@ class Answer:
 
 def run_demo(demo_dir: Path, *, host: str, port: int, once: bool, console: Console) -> None:
     """Show the whole product once; unless `once`, leave the server running until Ctrl-C."""
-    with console.status("Expanding the demo model (once, about 20 s)"):
-        model_dir = ensure_demo_model(demo_dir)
+    console.print("Expanding the demo model (the first time about 20 s)", style="dim")
+    model_dir = ensure_demo_model(demo_dir)
     adapters = _train(model_dir, demo_dir, console)
     console.print("Starting the server", style="dim")
     with running_server(model_dir, demo_dir, host=host, port=port) as server:
