@@ -26,7 +26,7 @@ from loraplex.engine.runner.activation_memory import measure_peak_activations
 from loraplex.engine.runner.device_memory import DeviceMemory, device_memory
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.threads import default_num_threads
-from loraplex.kernels.dispatch import create_backend
+from loraplex.kernels.dispatch import Backend, create_backend
 
 
 def build_engine_core(config: EngineConfig, source: AdapterSource) -> tuple[EngineCore, EngineInfo]:
@@ -98,13 +98,20 @@ def _load(config: EngineConfig) -> _Parts:
         model=load_model(
             folder,
             model_config,
-            backend=create_backend(config.backend, device),
+            backend=_backend(config.backend, device),
             dtype=resolve_dtype(config.dtype, model_config),
             device=device,
         ),
         memory=memory,
         lora_dtype=torch.float32 if config.lora_dtype == "auto" else resolve_dtype(config.lora_dtype, model_config),
     )
+
+
+def _backend(name: str, device: torch.device) -> Backend:
+    try:
+        return create_backend(name, device)
+    except ValueError as error:
+        raise ConfigurationError(str(error), param="backend") from error
 
 
 def _device(name: str) -> torch.device:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BACKENDS = ("reference",)
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("reference", "cpu")
 
 
 class PreparedLinear(Protocol):
@@ -101,14 +105,96 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One decoder layer for a backend that takes layers whole: pre-norm attention and gated MLP."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: PreparedLinear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    o: PreparedLinear
+    post_attention_norm: Tensor
+    gate_up: PreparedLinear
+    down: PreparedLinear
+    rms_norm_eps: float
+    has_rope: bool
+    attention_scale: float
+    sliding_window: int | None
+
+    @property
+    def linears(self) -> tuple[PreparedLinear, PreparedLinear, PreparedLinear, PreparedLinear]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+    @property
+    def hidden_size(self) -> int:
+        return self.qkv.in_features
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.down.in_features
+
+    @property
+    def q_size(self) -> int:
+        return self.o.in_features
+
+    @property
+    def kv_size(self) -> int:
+        return (self.qkv.out_features - self.q_size) // 2
+
+
+class LayerStack(Protocol):
+    """All decoder layers as one call, equal to the composed functions within the rounding of the dtype."""
+
+    def forward(
+        self,
+        hidden: Tensor,
+        kv_caches: Sequence[KVCache],
+        *,
+        attention: AttentionMeta,
+        lora: LoRAMeta | None,
+        pools: LoRAPools | None,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Embeddings `[T, hidden_size]` -> the last layer's `(hidden, residual)`; their sum is its output.
+
+        None, with nothing written, when this step needs something that the stack lacks; that is counted.
+        """
+        ...
+
+
+@runtime_checkable
+class FusingBackend(Protocol):
+    """A backend that may take whole layers."""
+
+    def fuse_layers(self, layers: Sequence[LayerWeights]) -> LayerStack | None:
+        """None when the layers hold something that it can only compute function by function."""
+        ...
+
+
 def create_backend(name: str, device: torch.device) -> Backend:
     """The backend of that name for the device; `auto` = the best that runs there.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none of that name, or it cannot run here.
     """
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend {name!r} does not exist; there are auto, {', '.join(BACKENDS)}")
-    from loraplex.kernels.reference import ReferenceBackend  # heavy, and it imports this module
+    # The backends are heavy, and they import this module.
+    from loraplex.kernels.reference import ReferenceBackend
 
-    return ReferenceBackend(device)
+    if name == "reference" or (name == "auto" and device.type != "cpu"):
+        return ReferenceBackend(device)
+    from loraplex.kernels.cpu.backend import CpuBackend
+    from loraplex.kernels.cpu.build import NativeBuildError
+
+    if device.type != "cpu":
+        raise ValueError(f"backend 'cpu' does not run on {device}; use auto or reference")
+    try:
+        return CpuBackend(device)
+    except NativeBuildError as error:
+        if name == "cpu":
+            raise ValueError(f"backend 'cpu' cannot run here: {error}") from error
+        logger.warning("the reference backend serves, at a fraction of the speed: %s", error)
+        return ReferenceBackend(device)

@@ -14,7 +14,7 @@ from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder_layer import DecoderLayer
 from loraplex.engine.models.forward_meta import ForwardMeta, LayerMeta
 from loraplex.kernels.attention.metadata import KVCache
-from loraplex.kernels.dispatch import Backend, PreparedLinear
+from loraplex.kernels.dispatch import Backend, LayerStack, PreparedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class DecoderModel:
     backend: Backend
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: Sequence[DecoderLayer]
+    fused: LayerStack | None  # the same layers in one call, where the backend has that
     final_norm: Tensor  # [hidden_size]
     lm_head: PreparedLinear
     rotary: RotaryEmbedding
@@ -52,11 +53,29 @@ class DecoderModel:
         """
         cos, sin = self.rotary.cos_sin(positions, self.dtype)
         layer_meta = LayerMeta(attention=meta.attention, lora=meta.lora, pools=meta.pools, cos=cos, sin=sin)
-        hidden, residual = F.embedding(input_ids, self.embedding), None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden, residual = layer.forward(hidden, residual, kv_cache, layer_meta)
-        assert residual is not None, "a decoder has layers"
+        hidden, residual = self._run_layers(F.embedding(input_ids, self.embedding), kv_caches, layer_meta)
         return self.backend.add_rms_norm(hidden, residual, self.final_norm, self.config.rms_norm_eps)[0]
+
+    def _run_layers(
+        self, embedded: Tensor, kv_caches: Sequence[KVCache], meta: LayerMeta
+    ) -> tuple[Tensor, Tensor]:
+        if self.fused is not None:
+            output = self.fused.forward(
+                embedded,
+                kv_caches,
+                attention=meta.attention,
+                lora=meta.lora,
+                pools=meta.pools,
+                cos=meta.cos,
+                sin=meta.sin,
+            )
+            if output is not None:
+                return output
+        hidden, residual = embedded, None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden, residual = layer.forward(hidden, residual, kv_cache, meta)
+        assert residual is not None, "a decoder has layers"
+        return hidden, residual
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One decoder layer: a single call, which a backend may later take whole."""
+"""One decoder layer: a single call. A backend that fuses takes all of them in one (`DecoderModel.fused`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loraplex.engine.layers.lora_linear import LoRALinear
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.forward_meta import LayerMeta
 from loraplex.kernels.attention.metadata import KVCache
-from loraplex.kernels.dispatch import Backend
+from loraplex.kernels.dispatch import Backend, LayerWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,23 @@ class DecoderLayer:
         hidden = self._attend(hidden, kv_cache, meta)
         hidden, residual = self._add_norm(hidden, residual, self.post_attention_norm)
         return self._mlp(hidden, meta), residual
+
+    def weights(self) -> LayerWeights:
+        """The same for a backend that takes layers whole."""
+        return LayerWeights(
+            input_norm=self.input_norm,
+            qkv=self.qkv_proj.weight,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            o=self.o_proj.weight,
+            post_attention_norm=self.post_attention_norm,
+            gate_up=self.gate_up_proj.weight,
+            down=self.down_proj.weight,
+            rms_norm_eps=self.config.rms_norm_eps,
+            has_rope=self.has_rope,
+            attention_scale=self.attention.scale,
+            sliding_window=self.attention.sliding_window,
+        )
 
     def _add_norm(self, hidden: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         eps = self.config.rms_norm_eps

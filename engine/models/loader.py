@@ -28,7 +28,7 @@ from loraplex.engine.models.weight_names import (
     layer_prefix,
     module_path,
 )
-from loraplex.kernels.dispatch import Backend, PreparedLinear
+from loraplex.kernels.dispatch import Backend, FusingBackend, PreparedLinear
 from loraplex.kernels.lora.metadata import Projection
 
 _QKV = (Projection.Q, Projection.K, Projection.V)
@@ -107,6 +107,11 @@ class _ModelBuilder:
             backend=self.backend,
             embedding=embedding,
             layers=layers,
+            fused=(
+                self.backend.fuse_layers([layer.weights() for layer in layers])
+                if isinstance(self.backend, FusingBackend)
+                else None
+            ),
             final_norm=final_norm,
             lm_head=lm_head,
             rotary=RotaryEmbedding(config.rope, config.head_dim, self.reader.device),

@@ -1,0 +1,54 @@
+"""A weight in panels, read once from front to back by the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.kernels.cpu import native
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelLinear:
+    """The layout is `src/linear.h`'s. `as_struct` points into `panels` and `bias`, which live as long as this does."""
+
+    panels: Tensor  # flat, of the weight's dtype
+    bias: Tensor | None
+    as_struct: native.Linear
+
+    @classmethod
+    def pack(cls, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PanelLinear:
+        """`weight [out, in]`, float32 or bfloat16."""
+        suffix = native.SUFFIXES[weight.dtype]
+        out_features, in_features = weight.shape
+        weight = weight.contiguous()
+        size = getattr(library, f"packed_size_{suffix}")(out_features, in_features)
+        panels = torch.empty(size, dtype=weight.dtype)
+        getattr(library, f"pack_{suffix}")(
+            torch.get_num_threads(), weight.data_ptr(), panels.data_ptr(), out_features, in_features
+        )
+        bias = None if bias is None else bias.to(weight.dtype).contiguous()
+        struct = native.Linear(panels.data_ptr(), None if bias is None else bias.data_ptr(), in_features, out_features)
+        return cls(panels=panels, bias=bias, as_struct=struct)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.panels.dtype
+
+    @property
+    def in_features(self) -> int:
+        return int(self.as_struct.in_features)
+
+    @property
+    def out_features(self) -> int:
+        return int(self.as_struct.out_features)
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def shares(self, weight: Tensor) -> bool:
+        return False

@@ -1,0 +1,258 @@
+// Causal attention over a paged cache, with an online softmax in float32.
+//
+// Work item: up to QUERY_BLOCK consecutive query tokens of one sequence and the heads that share one key head. Keys
+// come in tiles at fixed places of the sequence, and a query takes from a tile only the keys that it sees; so a row's
+// bits do not depend on its neighbours, and what is masked or unwritten is never multiplied.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "elementwise.h"
+#include "simd.h"
+#include "team.h"
+
+namespace loraplex {
+
+constexpr int64_t QUERY_BLOCK = 16;
+constexpr int KEY_TILE = 64;
+static_assert(KEY_TILE % LANES == 0, "scores are computed a vector at a time");
+
+struct Batch {
+    const int32_t* query_start;  // [num_seqs + 1]
+    const int32_t* seq_lens;     // [num_seqs]
+    const int32_t* block_table;  // [num_seqs, table_width]
+    int64_t table_width;
+    int64_t num_seqs;
+};
+
+struct HeadShape {
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t block_size;
+
+    int64_t group_size() const { return num_heads / num_kv_heads; }
+    int64_t kv_stride() const { return num_kv_heads * head_dim; }  // from a token's keys to the next one's
+};
+
+template <class T> struct AttentionInput {
+    const T* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart
+    int64_t query_stride;
+    const T* key;    // [num_blocks, block_size, num_kv_heads, head_dim]
+    const T* value;
+    float scale;
+    int64_t window;  // keys that a query sees, itself included; 0 = all
+};
+
+// The places of a tile's keys in the cache, in elements.
+struct KeyTile {
+    int64_t start;  // position of the first key in the sequence
+    int64_t offset[KEY_TILE];
+
+    KeyTile(const int32_t* blocks, const HeadShape& shape, int64_t start, int64_t begin, int64_t end) : start(start) {
+        for (int64_t position = std::max(begin, start); position < std::min(end, start + KEY_TILE); position++) {
+            const int64_t block = blocks[position / shape.block_size];
+            offset[position - start] =
+                (block * shape.block_size + position % shape.block_size) * shape.kv_stride();
+        }
+    }
+};
+
+// Softmax and weighted sum of one query head so far.
+struct RowState {
+    float maximum;
+    float total;
+};
+
+template <class T> class QueryBlock {
+public:
+    QueryBlock(const HeadShape& shape, const AttentionInput<T>& input) : shape_(shape), input_(input) {
+        const int64_t num_rows = QUERY_BLOCK * shape.group_size();
+        states_.resize(num_rows);
+        sums_.resize(num_rows * shape.head_dim);
+        weights_.resize(shape.group_size() * KEY_TILE);
+    }
+
+    // Attends with the query tokens [first, last) of the batch, the first of which stands at `position`.
+    void run(const int32_t* blocks, int64_t kv_head, int64_t first, int64_t last, int64_t position, T* output,
+             int64_t output_stride) {
+        const int64_t group = shape_.group_size(), head_offset = kv_head * group * shape_.head_dim;
+        const int64_t begin = first_key(position), end = position + (last - first);
+        std::fill(states_.begin(), states_.end(), RowState{-INFINITY, 0.0f});
+        std::fill(sums_.begin(), sums_.end(), 0.0f);
+        key_ = input_.key + kv_head * shape_.head_dim;
+        value_ = input_.value + kv_head * shape_.head_dim;
+        for (int64_t start = begin / KEY_TILE * KEY_TILE; start < end; start += KEY_TILE) {
+            const KeyTile tile(blocks, shape_, start, begin, end);
+            for (int64_t token = first; token < last; token++) {
+                const int64_t own = position + (token - first);
+                const int from = static_cast<int>(std::max(first_key(own) - start, int64_t{0}));
+                const int to = static_cast<int>(std::min(own + 1 - start, int64_t{KEY_TILE}));
+                if (from < to)
+                    attend(input_.query + token * input_.query_stride + head_offset, (token - first) * group, tile,
+                           from, to);
+            }
+        }
+        for (int64_t token = first; token < last; token++)
+            finish((token - first) * group, output + token * output_stride + head_offset);
+    }
+
+private:
+    int64_t first_key(int64_t position) const {
+        return input_.window == 0 ? 0 : std::max(position + 1 - input_.window, int64_t{0});
+    }
+
+    // The group's heads of one query token, over the keys [from, to) of a tile.
+    void attend(const T* query, int64_t first_row, const KeyTile& tile, int from, int to) {
+        const int64_t group = shape_.group_size();
+        for (int64_t head = 0; head < group; head++) {
+            float* weights = weights_.data() + head * KEY_TILE;
+            score(query + head * shape_.head_dim, tile, from, to, weights);
+            reweigh(first_row + head, from, to, weights);
+        }
+        for (int64_t head = 0; head < group; head += VALUE_ROWS) {
+            const float* weights = weights_.data() + head * KEY_TILE;
+            float* sums = sums_.data() + (first_row + head) * shape_.head_dim;
+            switch (std::min<int64_t>(VALUE_ROWS, group - head)) {
+                case 1: add_values<1>(tile, from, to, weights, sums); break;
+                case 2: add_values<2>(tile, from, to, weights, sums); break;
+                case 3: add_values<std::min(3, VALUE_ROWS)>(tile, from, to, weights, sums); break;
+                default: add_values<VALUE_ROWS>(tile, from, to, weights, sums);
+            }
+        }
+    }
+
+    // weights[key] = scale * query . key
+    void score(const T* query, const KeyTile& tile, int from, int to, float* weights) const {
+        for (int start = from / LANES * LANES; start < to; start += LANES) {
+            const T* keys[LANES];
+            for (int i = 0; i < LANES; i++)  // places out of range repeat one within; their scores are not used
+                keys[i] = key_ + tile.offset[std::min(std::max(start + i, from), to - 1)];
+            store(weights + start, dots(query, keys) * set1(input_.scale));
+        }
+    }
+
+    Vec dots(const T* query, const T* const (&keys)[LANES]) const {
+        using D = RowDot<T, T>;
+        Vec partial[LANES];
+        for (int i = 0; i < LANES; i++) partial[i] = zero();
+        int64_t d = 0;
+        for (; d + D::WIDTH <= shape_.head_dim; d += D::WIDTH) {
+            const auto q = D::load(query + d);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) partial[i] = D::dot(partial[i], q, D::load(keys[i] + d));
+        }
+        if (const int rest = static_cast<int>(shape_.head_dim - d); rest > 0) {
+            const auto q = D::load_partial(query + d, rest);
+            for (int i = 0; i < LANES; i++) partial[i] = D::dot(partial[i], q, D::load_partial(keys[i] + d, rest));
+        }
+        return sums(partial);
+    }
+
+    // Scores become weights e^(score - maximum), 0 outside [from, to); what was summed before follows the maximum.
+    void reweigh(int64_t row, int from, int to, float* weights) {
+        const int begin = from / LANES * LANES, end = (to + LANES - 1) / LANES * LANES;
+        std::fill(weights + begin, weights + from, -INFINITY);
+        std::fill(weights + to, weights + end, -INFINITY);
+        RowState& state = states_[row];
+        Vec highest = set1(state.maximum);
+        for (int i = begin; i < end; i += LANES) highest = maximum(load(weights + i), highest);
+        const float top = largest(highest);
+        Vec total = zero();
+        for (int i = begin; i < end; i += LANES) {
+            const Vec weight = exp(load(weights + i) - set1(top));
+            store(weights + i, weight);
+            total = total + weight;
+        }
+        const float decay = state.maximum == top ? 1.0f : std::exp(state.maximum - top);
+        state = {top, state.total * decay + sum(total)};
+        if (decay != 1.0f) {
+            float* sums = sums_.data() + row * shape_.head_dim;
+            for_each_vector(shape_.head_dim,
+                            [&](int64_t i, int n) { store_n(sums + i, load_n(sums + i, n) * set1(decay), n); });
+        }
+    }
+
+    // sums[row] += sum over the keys of weights[row, key] * value[key]
+    template <int ROWS> void add_values(const KeyTile& tile, int from, int to, const float* weights, float* sums) const {
+        int64_t d = 0;
+        for (; d + 4 * LANES <= shape_.head_dim; d += 4 * LANES)
+            add_columns<ROWS, 4>(tile, from, to, weights, sums + d, d, LANES);
+        for (; d + LANES <= shape_.head_dim; d += LANES)
+            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, LANES);
+        if (d < shape_.head_dim)
+            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, static_cast<int>(shape_.head_dim - d));
+    }
+
+    // COLUMNS vectors; the last one has `n` lanes.
+    template <int ROWS, int COLUMNS>
+    void add_columns(const KeyTile& tile, int from, int to, const float* weights, float* sums, int64_t d, int n) const {
+        Vec acc[ROWS][COLUMNS];
+        for (int row = 0; row < ROWS; row++)
+            for (int c = 0; c < COLUMNS; c++) acc[row][c] = load_n(sums + row * shape_.head_dim + c * LANES, n);
+        for (int key = from; key < to; key++) {
+            const T* value = value_ + tile.offset[key] + d;
+            Vec values[COLUMNS];
+            for (int c = 0; c < COLUMNS; c++) values[c] = load_n(value + c * LANES, n);
+            for (int row = 0; row < ROWS; row++) {
+                const Vec weight = set1(weights[row * KEY_TILE + key]);
+                for (int c = 0; c < COLUMNS; c++) acc[row][c] = fma(weight, values[c], acc[row][c]);
+            }
+        }
+        for (int row = 0; row < ROWS; row++)
+            for (int c = 0; c < COLUMNS; c++) store_n(sums + row * shape_.head_dim + c * LANES, acc[row][c], n);
+    }
+
+    void finish(int64_t first_row, T* output) const {
+        for (int64_t head = 0; head < shape_.group_size(); head++) {
+            const float* sums = sums_.data() + (first_row + head) * shape_.head_dim;
+            T* target = output + head * shape_.head_dim;
+            const Vec factor = set1(1.0f / states_[first_row + head].total);
+            for_each_vector(shape_.head_dim,
+                            [&](int64_t i, int n) { store_n(target + i, load_n(sums + i, n) * factor, n); });
+        }
+    }
+
+    const HeadShape shape_;
+    const AttentionInput<T> input_;
+    const T* key_ = nullptr;
+    const T* value_ = nullptr;
+    std::vector<RowState> states_;
+    std::vector<float> sums_;     // [QUERY_BLOCK * group_size, head_dim]
+    std::vector<float> weights_;  // [group_size, KEY_TILE], of one query token
+};
+
+// One phase of the team, without the barrier at its end.
+template <class T>
+void attend(Team& team, const AttentionInput<T>& input, const HeadShape& shape, const Batch& batch, T* output,
+            int64_t output_stride) {
+    QueryBlock<T> query_block(shape, input);
+    int64_t sequence = 0, first_item = 0;  // items are claimed in rising order
+    for (int64_t item = team.claim();; item = team.claim()) {
+        int64_t start = 0, query_len = 0, num_items = 0;
+        for (; sequence < batch.num_seqs; sequence++, first_item += num_items) {
+            start = batch.query_start[sequence];
+            query_len = batch.query_start[sequence + 1] - start;
+            num_items = (query_len + QUERY_BLOCK - 1) / QUERY_BLOCK * shape.num_kv_heads;
+            if (item < first_item + num_items) break;
+        }
+        if (sequence == batch.num_seqs) return;
+        const int64_t offset = (item - first_item) / shape.num_kv_heads * QUERY_BLOCK;
+        query_block.run(batch.block_table + sequence * batch.table_width, (item - first_item) % shape.num_kv_heads,
+                        start + offset, start + std::min(offset + QUERY_BLOCK, query_len),
+                        batch.seq_lens[sequence] - query_len + offset, output, output_stride);
+    }
+}
+
+// Writes one token's heads at its place; a negative place is nobody's.
+template <class T>
+void store_token(const T* key, const T* value, T* key_cache, T* value_cache, int64_t place, int64_t kv_stride) {
+    if (place < 0) return;
+    std::memcpy(key_cache + place * kv_stride, key, kv_stride * sizeof(T));
+    std::memcpy(value_cache + place * kv_stride, value, kv_stride * sizeof(T));
+}
+
+}  // namespace loraplex
