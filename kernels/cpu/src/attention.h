@@ -172,7 +172,7 @@ private:
         if (decay != 1.0f) {
             float* sums = sums_.data() + row * shape_.head_dim;
             for_each_vector(shape_.head_dim,
-                            [&](int64_t i, int n) { store_n(sums + i, load_n(sums + i, n) * set1(decay), n); });
+                            [&](int64_t i, auto n) { store_n(sums + i, load_n(sums + i, n) * set1(decay), n); });
         }
     }
 
@@ -180,16 +180,17 @@ private:
     template <int ROWS> void add_values(const KeyTile& tile, int from, int to, const float* weights, float* sums) const {
         int64_t d = 0;
         for (; d + 4 * LANES <= shape_.head_dim; d += 4 * LANES)
-            add_columns<ROWS, 4>(tile, from, to, weights, sums + d, d, LANES);
+            add_columns<ROWS, 4>(tile, from, to, weights, sums + d, d, Whole());
         for (; d + LANES <= shape_.head_dim; d += LANES)
-            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, LANES);
+            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, Whole());
         if (d < shape_.head_dim)
             add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, static_cast<int>(shape_.head_dim - d));
     }
 
-    // COLUMNS vectors; the last one has `n` lanes.
-    template <int ROWS, int COLUMNS>
-    void add_columns(const KeyTile& tile, int from, int to, const float* weights, float* sums, int64_t d, int n) const {
+    // COLUMNS vectors of `n` lanes, all of them or one vector with fewer.
+    template <int ROWS, int COLUMNS, class Count>
+    void add_columns(const KeyTile& tile, int from, int to, const float* weights, float* sums, int64_t d,
+                     Count n) const {
         Vec acc[ROWS][COLUMNS];
         for (int row = 0; row < ROWS; row++)
             for (int c = 0; c < COLUMNS; c++) acc[row][c] = load_n(sums + row * shape_.head_dim + c * LANES, n);
@@ -212,7 +213,7 @@ private:
             T* target = output + head * shape_.head_dim;
             const Vec factor = set1(1.0f / states_[first_row + head].total);
             for_each_vector(shape_.head_dim,
-                            [&](int64_t i, int n) { store_n(target + i, load_n(sums + i, n) * factor, n); });
+                            [&](int64_t i, auto n) { store_n(target + i, load_n(sums + i, n) * factor, n); });
         }
     }
 

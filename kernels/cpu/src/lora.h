@@ -16,6 +16,11 @@ namespace loraplex {
 
 constexpr int64_t COLUMN_BLOCK = 256;  // outputs of one work item of the expand
 
+inline void prefetch(const void* start, int64_t size) {
+    const char* bytes = static_cast<const char*>(start);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+}
+
 struct LoraBatch {
     const int64_t* token_order;
     const int32_t* chunk_selection;  // each [num_chunks]
@@ -95,6 +100,7 @@ private:
         const float factor = table_.weights[batch_.chunk_selection[chunk] * table_.width + index] *
                              job_.slices[slice].scaling[slot];
         const W* a = static_cast<const W*>(job_.slices[slice].a) + slot * job_.slot_rank * job_.in_features;
+        prefetch(a, job_.slot_rank * job_.in_features * sizeof(W));
         const int64_t num_tokens = batch_.chunk_len[chunk];
         for (int64_t place = 0; place < num_tokens;) {
             const int64_t left = num_tokens - place;
@@ -158,6 +164,7 @@ private:
         }
         const int64_t start = block * COLUMN_BLOCK;
         const int64_t end = std::min(start + COLUMN_BLOCK, job_.slices[slice].out_features);
+        prefetch_block(chunk, slice, start, end);
         for (int64_t place = 0; place < batch_.chunk_len[chunk]; place += VALUE_ROWS) {
             switch (std::min<int64_t>(VALUE_ROWS, batch_.chunk_len[chunk] - place)) {
                 case 1: expand_rows<1>(chunk, slice, place, offset, start, end); break;
@@ -168,37 +175,53 @@ private:
         }
     }
 
+    // B's rows of a block of columns are short pieces far apart, which no processor foresees.
+    void prefetch_block(int64_t chunk, int64_t slice, int64_t start, int64_t end) const {
+        const int64_t out_features = job_.slices[slice].out_features;
+        const W* b = static_cast<const W*>(job_.slices[slice].b);
+        for (int index = 0, count = num_slots(chunk); index < count; index++)
+            for (int64_t rank = 0; rank < job_.slot_rank; rank++)
+                prefetch(b + (slots(chunk)[index] * job_.slot_rank + rank) * out_features + start,
+                         (end - start) * sizeof(W));
+    }
+
     // y[token, offset + column] += sum over rank rows of shrunk[token, row] * B[row, column], start <= column < end
     template <int TOKENS>
     void expand_rows(int64_t chunk, int64_t slice, int64_t place, int64_t offset, int64_t start, int64_t end) const {
         const float* shrunk = shrunk_row(chunk, slice, place);
         T* y[TOKENS];
         for (int i = 0; i < TOKENS; i++) y[i] = job_.y + tokens(chunk)[place + i] * job_.y_stride + offset;
+        // the fewer tokens, the wider: long runs of B's rows come faster from memory
+        constexpr int COLUMNS = 4 * VALUE_ROWS / TOKENS;
         int64_t column = start;
+        for (; column + COLUMNS * LANES <= end; column += COLUMNS * LANES)
+            expand_columns<TOKENS, COLUMNS>(chunk, slice, shrunk, y, column, Whole());
         for (; column + 4 * LANES <= end; column += 4 * LANES)
-            expand_columns<TOKENS, 4>(chunk, slice, shrunk, y, column, LANES);
-        for (; column < end; column += LANES)
-            expand_columns<TOKENS, 1>(chunk, slice, shrunk, y, column,
-                                      static_cast<int>(std::min<int64_t>(LANES, end - column)));
+            expand_columns<TOKENS, 4>(chunk, slice, shrunk, y, column, Whole());
+        for (; column + LANES <= end; column += LANES)
+            expand_columns<TOKENS, 1>(chunk, slice, shrunk, y, column, Whole());
+        if (column < end) expand_columns<TOKENS, 1>(chunk, slice, shrunk, y, column, static_cast<int>(end - column));
     }
 
-    // COLUMNS vectors; the last one has `n` lanes.
-    template <int TOKENS, int COLUMNS>
+    // COLUMNS vectors of `n` lanes, all of them or one vector with fewer.
+    template <int TOKENS, int COLUMNS, class Count>
     void expand_columns(int64_t chunk, int64_t slice, const float* shrunk, T* const (&y)[TOKENS], int64_t column,
-                        int n) const {
+                        Count n) const {
         const int64_t out_features = job_.slices[slice].out_features;
         Vec delta[TOKENS][COLUMNS];
         for (int i = 0; i < TOKENS; i++)
             for (int c = 0; c < COLUMNS; c++) delta[i][c] = zero();
-        for (int index = 0; index < num_slots(chunk); index++) {
+        for (int index = 0, count = num_slots(chunk); index < count; index++) {
             const int64_t first_row = slots(chunk)[index] * job_.slot_rank;
             const W* b = static_cast<const W*>(job_.slices[slice].b) + first_row * out_features + column;
             for (int64_t rank = 0; rank < job_.slot_rank; rank++, b += out_features) {
-                Vec row[COLUMNS];
-                for (int c = 0; c < COLUMNS; c++) row[c] = load_n(b + c * LANES, n);
-                for (int i = 0; i < TOKENS; i++) {
-                    const Vec value = set1(shrunk[i * row_size_ + index * job_.slot_rank + rank]);
-                    for (int c = 0; c < COLUMNS; c++) delta[i][c] = fma(value, row[c], delta[i][c]);
+                Vec values[TOKENS];
+                for (int i = 0; i < TOKENS; i++)
+                    values[i] = set1(shrunk[i * row_size_ + index * job_.slot_rank + rank]);
+#pragma GCC unroll 16
+                for (int c = 0; c < COLUMNS; c++) {
+                    const Vec row = load_n(b + c * LANES, n);
+                    for (int i = 0; i < TOKENS; i++) delta[i][c] = fma(values[i], row, delta[i][c]);
                 }
             }
         }
