@@ -23,7 +23,11 @@ SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("g++", "clang++")
 NATIVE = ("-march=native",)
 # Not -ffast-math: it makes the loader switch the whole process to flushing denormals to zero.
-FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
+# Hidden: the loader would otherwise give two variants in one process a single copy of their static tables.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fvisibility=hidden", "-fPIC", "-shared", "-w"),
+)
 _TIMEOUT_S = 300
 
 

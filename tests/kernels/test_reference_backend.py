@@ -86,11 +86,10 @@ def test_silu_and_mul() -> None:
     torch.testing.assert_close(BACKEND.silu_and_mul(gate_up), expected)
 
 
-@pytest.mark.parametrize("name", ["auto", "reference"])
-def test_the_reference_backend_is_found_by_name(name: str) -> None:
-    assert create_backend(name, CPU).name == "reference"
+def test_the_reference_backend_is_found_by_name() -> None:
+    assert create_backend("reference", CPU).name == "reference"
 
 
 def test_an_unknown_backend_is_refused_with_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'cuda-magic' does not exist; there are auto, reference"):
+    with pytest.raises(ValueError, match=r"'cuda-magic' does not exist; there are auto, reference, cpu"):
         create_backend("cuda-magic", CPU)

@@ -22,6 +22,8 @@ template <class T, class F> void run_rows(int num_threads, int64_t num_rows, int
 
 using namespace loraplex;
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
 const char* loraplex_instruction_set() {
@@ -108,3 +110,5 @@ const char* loraplex_instruction_set() {
 
 LORAPLEX_EXPORTS(float, f32)
 LORAPLEX_EXPORTS(bf16, bf16)
+
+#pragma GCC visibility pop

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,15 @@ from tests.kernels.lora import helpers as lora_helpers
 
 CPU = torch.device("cpu")
 
-TARGETS = {"native": NATIVE}
-if platform.machine() == "x86_64":
-    TARGETS |= {"avx2": ("-march=x86-64-v3",), "scalar": ("-march=x86-64",)}
+_OLDER = {  # name -> what the processor must have, the compiler's name for it
+    "avx512": ("avx512bw", "x86-64-v4"),
+    "avx2": ("avx2", "x86-64-v3"),
+    "scalar": ("sse2", "x86-64"),
+}
+_FEATURES = frozenset(Path("/proc/cpuinfo").read_text().split()) if sys.platform == "linux" else frozenset()
+TARGETS = {"native": NATIVE} | {
+    name: (f"-march={march}",) for name, (feature, march) in _OLDER.items() if feature in _FEATURES
+}
 
 
 @cache
