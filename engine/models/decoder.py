@@ -56,9 +56,7 @@ class DecoderModel:
         hidden, residual = self._run_layers(F.embedding(input_ids, self.embedding), kv_caches, layer_meta)
         return self.backend.add_rms_norm(hidden, residual, self.final_norm, self.config.rms_norm_eps)[0]
 
-    def _run_layers(
-        self, embedded: Tensor, kv_caches: Sequence[KVCache], meta: LayerMeta
-    ) -> tuple[Tensor, Tensor]:
+    def _run_layers(self, embedded: Tensor, kv_caches: Sequence[KVCache], meta: LayerMeta) -> tuple[Tensor, Tensor]:
         if self.fused is not None:
             output = self.fused.forward(
                 embedded,

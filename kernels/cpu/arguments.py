@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 from loraplex.kernels.attention.metadata import AttentionMeta
@@ -34,19 +35,19 @@ def lora_table_of(table: SlotTable) -> native.LoraTable:
     return native.LoraTable(table.slot_table.data_ptr(), table.slot_weight.data_ptr(), table.slot_table.shape[1])
 
 
-def lora_slices_of(
-    pools: LoRAPools, layer: int, projections: Sequence[Projection]
-) -> list[tuple[int, int, int, int]]:
-    """Addresses of a layer's A, B and scaling, and the output's width, for each projection."""
-    return [
-        (
-            pools.lora_a[projection][layer].data_ptr(),
-            pools.lora_b[projection][layer].data_ptr(),
-            pools.scaling[layer, projection].data_ptr(),
-            pools.lora_b[projection].shape[-1],
+def lora_slices_of(pools: LoRAPools, layer: int, projections: Sequence[Projection]) -> ctypes.Array[native.LoraSlice]:
+    """A layer's A, B and scaling, and the output's width, for each projection."""
+    return (native.LoraSlice * len(projections))(
+        *(
+            native.LoraSlice(
+                pools.lora_a[projection][layer].data_ptr(),
+                pools.lora_b[projection][layer].data_ptr(),
+                pools.scaling[layer, projection].data_ptr(),
+                pools.lora_b[projection].shape[-1],
+            )
+            for projection in projections
         )
-        for projection in projections
-    ]
+    )
 
 
 def slot_rank_of(pools: LoRAPools) -> int:

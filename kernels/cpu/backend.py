@@ -112,7 +112,7 @@ class CpuBackend:
         key, value = _rows_of_heads(key), _rows_of_heads(value)
         self._call("store_kv", key.dtype)(
             torch.get_num_threads(), key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0),
-            cache.key.data_ptr(), cache.value.data_ptr(), slot_mapping.data_ptr(), len(key), key[0].numel() if len(key) else 0,
+            cache.key.data_ptr(), cache.value.data_ptr(), slot_mapping.data_ptr(), len(key), key.shape[1] * key.shape[2],
         )  # fmt: skip
 
     def paged_attention(
@@ -127,11 +127,11 @@ class CpuBackend:
             q.data_ptr(), q.stride(0), cache.key.data_ptr(), cache.value.data_ptr(), scale, sliding_window or 0
         )
         shape = native.HeadShape(q.shape[1], cache.key.shape[2], q.shape[2], cache.key.shape[1])
+        batch = batch_of(meta)
         self._call("attention", q.dtype)(
             torch.get_num_threads(), ctypes.addressof(given), ctypes.addressof(shape),
-            ctypes.addressof(batch := batch_of(meta)), output.data_ptr(),
+            ctypes.addressof(batch), output.data_ptr(),
         )  # fmt: skip
-        del batch
         return output
 
     def lora_apply(
@@ -160,7 +160,7 @@ class CpuBackend:
         slices = lora_slices_of(pools, layer, projections)
         job = native.LoraJob(
             x.data_ptr(), x.stride(0), x.shape[1], y.data_ptr(), y.stride(0),
-            (native.LoraSlice * len(slices))(*slices), len(slices), slot_rank_of(pools), shrunk.data_ptr(),
+            slices, len(slices), slot_rank_of(pools), shrunk.data_ptr(),
         )  # fmt: skip
         batch, table = lora_batch_of(meta), lora_table_of(space)
         self._call("lora", x.dtype)(

@@ -53,7 +53,8 @@ class CpuLayerStack:
         sin: Tensor,
     ) -> tuple[Tensor, Tensor] | None:
         if pools is not None and pools.scaling.numel() and _pool_dtype(pools) not in native.POOL_TYPES:
-            return self._refuse(f"adapters in {_pool_dtype(pools)}")
+            self._count_refusal(f"adapters in {_pool_dtype(pools)}")
+            return None
         bound = self._bind(kv_caches, pools)
         shape, num_tokens = self._layers[0], len(hidden)
         residual = hidden.contiguous().clone()
@@ -93,7 +94,7 @@ class CpuLayerStack:
         )
         return output, residual
 
-    def _refuse(self, reason: str) -> None:
+    def _count_refusal(self, reason: str) -> None:
         if not self._fallbacks["layers"]:
             logger.warning("the CPU kernels compute a layer function by function: they cannot fuse %s", reason)
         self._fallbacks["layers"] += 1
@@ -127,7 +128,7 @@ class CpuLayerStack:
 
 
 def _layer_struct(weights: LayerWeights, kv_cache: KVCache, pools: LoRAPools | None, index: int) -> native.Layer:
-    slices = [] if pools is None else lora_slices_of(pools, index, list(Projection))
+    slices = (native.LoraSlice * len(Projection))() if pools is None else lora_slices_of(pools, index, list(Projection))
     return native.Layer(
         weights.input_norm.data_ptr(),
         weights.post_attention_norm.data_ptr(),
@@ -136,7 +137,7 @@ def _layer_struct(weights: LayerWeights, kv_cache: KVCache, pools: LoRAPools | N
         *(_panels(linear).as_struct for linear in weights.linears),
         kv_cache.key.data_ptr(),
         kv_cache.value.data_ptr(),
-        (native.LoraSlice * len(Projection))(*slices),
+        slices,
         weights.sliding_window or 0,
         weights.attention_scale,
         weights.has_rope,

@@ -9,7 +9,7 @@ import pytest
 from tests.kernels.attention.test_paged_attention import *  # noqa: F403 - all of them, also those added later
 from tests.kernels.cpu.helpers import TARGETS, create_cpu_backend, matrix_on
 from tests.kernels.lora.test_batch_invariance import *  # noqa: F403
-from tests.kernels.lora.test_lora_apply import *  # noqa: F403
+from tests.kernels.lora.test_lora_apply import *  # type: ignore[assignment] # noqa: F403 - helpers of one name
 
 
 @pytest.fixture(scope="module", autouse=True, params=TARGETS)
