@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -109,6 +109,12 @@ class ChatMessage(BaseModel):
         if not isinstance(message, dict):
             return message
         return {key: value for key, value in message.items() if key in cls.model_fields or value not in (None, [])}
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} needs content")
+        return self
 
     @property
     def text(self) -> str:

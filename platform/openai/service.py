@@ -13,6 +13,7 @@ from loraplex.engine.frontend.chunk import GenerationChunk
 from loraplex.engine.frontend.tokenizer import Tokenizer
 from loraplex.engine.sampling_checks import check_sampling_params
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.adapters.naming import shown
 from loraplex.platform.openai import chat, completion
 from loraplex.platform.openai.answer import Answer, Caller, Ledger
 from loraplex.platform.openai.chat import ChatDialect
@@ -43,7 +44,7 @@ class InferenceService:
         self._services.check_ready()
         params = chat_sampling_params(body)
         tokenizer = self._require_tokenizer("chat needs a chat template; send token ids to /v1/completions")
-        messages = [{"role": message.role, "content": message.text} for message in body.messages]
+        messages = [{"role": _template_role(message.role), "content": message.text} for message in body.messages]
         num_chars = sum(len(message["content"]) for message in messages)
         prompt = await _off_loop_if_long(
             num_chars,
@@ -109,7 +110,8 @@ class InferenceService:
         wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
             raise InvalidRequestError(
-                f"the prompt has the token id {wrong}; the vocabulary goes from 0 to {vocab_size - 1}", param="prompt"
+                f"the prompt has the token id {shown(str(wrong))[1:-1]}; ids lie between 0 and {vocab_size - 1}",
+                param="prompt",
             )
         limit = self._services.engine.info.max_model_len
         num_tokens = len(prompt) + (1 if params.max_tokens is None else params.max_tokens)
@@ -145,6 +147,11 @@ class InferenceService:
     def _names(self, body: GenerationBody) -> TokenNames:
         tokenizer = self._services.tokenizer
         return TokenIdNames() if tokenizer is None or body.return_tokens_as_token_ids else tokenizer
+
+
+def _template_role(role: str) -> str:
+    """`developer` is OpenAI's newer name for `system`, which no template knows."""
+    return "system" if role == "developer" else role
 
 
 async def _off_loop_if_long(num_chars: int, work: Callable[[], T]) -> T:
