@@ -60,8 +60,8 @@ class Serving:
             async for output in outputs:
                 yield output
 
-    async def ask(self, name: str | None, *, tenant: TenantContext | None = None) -> Answer:
-        outputs = [output async for output in self.stream(name, tenant=tenant)]
+    async def ask(self, name: str | None, *, tenant: TenantContext | None = None, max_tokens: int = 3) -> Answer:
+        outputs = [output async for output in self.stream(name, tenant=tenant, max_tokens=max_tokens)]
         return Answer(
             token_ids=[token for output in outputs for token in output.new_token_ids],
             logprobs=[one.logprob for output in outputs for one in output.new_logprobs],

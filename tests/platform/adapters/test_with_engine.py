@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from pathlib import Path
@@ -50,13 +51,14 @@ async def test_a_deletion_lets_the_running_request_finish_and_then_frees_everyth
     served: Serving, adapters: list[dict[str, bytes]]
 ) -> None:
     await served.world.upload("sql", adapters[0])
-    num_tokens, last = 0, None
+    num_tokens, last, is_deleted = 0, None, False
     async for output in served.stream("sql", max_tokens=64):
         num_tokens += len(output.new_token_ids)
         last = output
-        if num_tokens == 5:
+        if num_tokens >= 5 and not is_deleted:
+            assert num_tokens < 64
             assert (await served.world.call("DELETE", "sql")).status_code == 204
-        if num_tokens == 6:
+            is_deleted = True
             with pytest.raises(NotFoundError):
                 await served.ask("sql")
     assert last is not None
@@ -109,7 +111,11 @@ async def test_files_that_vanish_fail_their_adapter_only(served: Serving, adapte
     await served.world.call("POST", "lost", "/versions/1/unload")
     for folder in ("store", "cache"):
         shutil.rmtree(served.world.data_dir / folder)
-    answer = await served.ask("lost")
+    crowd = [served.ask("kept", max_tokens=24), served.ask(None, max_tokens=24), served.ask("lost")]
+    kept_beside, base_beside, answer = await asyncio.gather(*crowd)
+    assert kept_beside.logprobs[:3] == pytest.approx(kept.logprobs, abs=1e-4)
+    assert base_beside.logprobs[:3] == pytest.approx(base.logprobs, abs=1e-4)
+    assert (len(kept_beside.token_ids), len(base_beside.token_ids)) == (24, 24)
     assert answer.last.finish_reason is FinishReason.ERROR
     assert answer.last.error is not None
     assert answer.last.error.code == "adapter_load_failed"
