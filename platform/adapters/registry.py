@@ -16,7 +16,6 @@ from loraplex.engine.frontend.protocol import EngineClient
 from loraplex.platform.adapters.aliases import Aliases
 from loraplex.platform.adapters.catalog import Catalog, CatalogAdapter, CatalogVersion
 from loraplex.platform.adapters.catalog_loader import CatalogLoader
-from loraplex.platform.adapters.keyed_lock import KeyedLock
 from loraplex.platform.adapters.naming import check_new_name, is_name, label, shown, unknown_adapter
 from loraplex.platform.adapters.publisher import Publisher
 from loraplex.platform.adapters.references import References
@@ -31,6 +30,7 @@ from loraplex.platform.adapters.validator import Validator
 from loraplex.platform.api_keys.principal import TenantContext
 from loraplex.platform.db.models import AdapterVersion
 from loraplex.platform.db.session import Database
+from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.storage.artifact_store import ArtifactStore
 
 MAX_MIX_PARTS = 8

@@ -25,7 +25,7 @@ MAX_MODELS = 1000
 router = APIRouter(tags=["inference"], dependencies=[require_scope(Scope.INFER)])
 
 
-def _caller(principal: CurrentPrincipal, tenant: RequestTenant, request_id: RequestId) -> Caller:
+async def _caller(principal: CurrentPrincipal, tenant: RequestTenant, request_id: RequestId) -> Caller:
     return Caller(tenant=tenant, key_id=principal.key_id, request_id=request_id)
 
 
