@@ -131,16 +131,28 @@ async def test_tables_do_not_grow_over_reloads(
     async with serving(tmp_path, checkpoint, adapter_slots=4) as served:
         await upload_all(served, [with_alpha(adapters[0], alpha) for alpha in range(1, 11)], names)
         sizes = []
-        for _ in range(5):
+        for round_number in range(5):
             for name in names:
                 for action in ("load", "unload"):
                     assert (await served.world.call("POST", name, f"/versions/1/{action}")).status_code == 204
                     await served.ask(name)
             for name in names:
                 await served.world.call("POST", name, "/versions/1/unload")
+            await use_up(served, with_alpha(adapters[1], 100 + round_number))
             await served.wait_resident(set())
             sizes.append(num_entries(cores[0], served.world.registry, served.engine))
         assert sizes[2:] == [sizes[1]] * 3
+
+
+async def use_up(served: Serving, files: dict[str, bytes]) -> None:
+    """Upload, pin, use and delete weights that nobody has seen before."""
+    assert (await served.world.upload("brief", files)).status_code == 201
+    number = (await served.world.call("GET", "brief")).json()["latest_version"]
+    for method in ("PUT", "DELETE"):
+        assert (await served.world.call(method, "brief", f"/versions/{number}/pin")).status_code == 204
+    await served.ask("brief@latest")
+    assert (await served.world.call("DELETE", "brief")).status_code == 204
+    await served.world.registry.wait_removed()
 
 
 def with_alpha(files: dict[str, bytes], alpha: int) -> dict[str, bytes]:
