@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ class Services:
     usage: UsageService
     metrics: Metrics
     running: RunningRequests
+    tokenizing: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizing"))
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     is_draining: bool = False  # set once, at SIGTERM
 

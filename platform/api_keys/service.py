@@ -23,7 +23,7 @@ from loraplex.platform.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from loraplex.platform.ids import new_id
+from loraplex.platform.ids import is_id, new_id
 from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.tenants.context import TenantContexts
@@ -110,7 +110,7 @@ class ApiKeyService:
             name=name,
             key_hmac=self._digest(secret),
             prefix=secret[:SHOWN_CHARACTERS],
-            scopes=sorted(scope.value for scope in scopes),
+            scopes=sorted({scope.value for scope in scopes}),
             created_at=utc_now(),
         )
         return CreatedKey(key=key, secret=secret)
@@ -127,7 +127,7 @@ class ApiKeyService:
     async def revoke(self, key_id: str, tenant: TenantContext | None, *, actor: str) -> None:
         """From now on the key is unknown. Raises NotFoundError if the tenant (or the platform) has no such key."""
         async with self._database.session() as session:
-            key = await session.get(ApiKey, key_id)
+            key = await session.get(ApiKey, key_id) if is_id(key_id) else None
             if key is None or key.tenant_id != (tenant.id if tenant else None):
                 raise NotFoundError("no such key", param="key")
             if key.revoked_at is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +27,9 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = normalize_url(url)
         self._engine = create_engine(self.url)
+        # SQLite has one writer. Here those who wait for it wait in line and without a connection, so that they neither
+        # poll the file nor take the pool from readers.
+        self._writer = asyncio.Lock() if self.url.get_backend_name() == "sqlite" else contextlib.nullcontext()
         # On SQLite a reader must not take the write lock, which every other transaction takes at its beginning.
         self._read_engine = self._engine.execution_options(loraplex_read_only=True)
 
@@ -38,7 +43,7 @@ class Database:
         On SQLite it holds the write lock from its beginning, so what it reads stays true until it commits; never open
         one inside another. Raises StorageError if the database cannot be reached.
         """
-        async with _unreachable_is_storage_error(), _connected(self._engine) as session:
+        async with self._writer, _unreachable_is_storage_error(), _connected(self._engine) as session:
             yield session
             await session.commit()
 
