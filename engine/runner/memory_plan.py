@@ -81,7 +81,7 @@ class _Planner:
         if max_model_len > footprint.max_position_embeddings:
             raise self._too_long()
         if config.kv_cache_memory_bytes is None:
-            num_blocks = min(num_blocks, config.max_num_seqs * self._blocks_of(max_model_len))
+            num_blocks = min(num_blocks, config.num_seats * self._blocks_of(max_model_len))
         return MemoryPlan(
             num_blocks=num_blocks,
             num_slots=self._num_slots,
