@@ -173,14 +173,14 @@ def _cancel_task(task: asyncio.Task[None], _: asyncio.Future[None]) -> None:
 
 
 async def _drain(services: Services, signals: _Signals) -> None:
-    """No new work; what runs has the grace to finish, or until a second signal, and is then told that it was cut."""
+    """No new work; what runs has the grace to finish, or until a second signal. Answers are then told they were cut."""
     services.is_draining = True
     grace_s = services.settings.shutdown_grace_s
-    logger.info("shutting down: %d requests have up to %g s to finish", len(services.running), grace_s)
-    idle = asyncio.ensure_future(services.running.wait_idle())
+    logger.info("shutting down: %d requests have up to %g s to finish", len(services.in_progress), grace_s)
+    idle = asyncio.ensure_future(services.in_progress.wait_idle())
     await asyncio.wait((idle, signals.second), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     if not idle.done():
-        logger.warning("%d requests did not finish in time and are aborted", len(services.running))
+        logger.warning("%d requests did not finish in time and are aborted", len(services.in_progress))
         services.running.cancel_all()
         await asyncio.wait((idle,), timeout=LAST_WORDS_S)
     idle.cancel()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from loraplex.engine.frontend.protocol import EngineState
 from loraplex.platform.errors import ServiceUnavailableError
+from loraplex.platform.in_progress import RequestsInProgress
 
 if TYPE_CHECKING:
     from loraplex.adapters.base_spec import BaseSpec
@@ -48,6 +49,7 @@ class Services:
     running: RunningRequests
     tokenizing: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizing"))
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    in_progress: RequestsInProgress = field(default_factory=RequestsInProgress)
     is_draining: bool = False  # set once, at SIGTERM
 
     @property

@@ -144,7 +144,7 @@ class CompletionBody(GenerationBody):
     @property
     def prompts(self) -> list[str | TokenIds]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]
+            return [cast(Any, self.prompt)]
         return cast("list[str | TokenIds]", self.prompt)
 
 

@@ -20,7 +20,9 @@ from loraplex.platform.adapters import endpoints as adapters
 from loraplex.platform.api_keys import endpoints as api_keys
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.api_keys.service import ApiKeyService
+from loraplex.platform.db import session as session_module
 from loraplex.platform.db.models import Setting
+from loraplex.platform.errors import StorageError
 from loraplex.platform.openai import router as openai
 from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.serve import _listen
@@ -131,3 +133,11 @@ async def test_a_server_spares_what_it_has_loaded_the_collector(
     finally:
         gc.unfreeze()
     assert served[0] > 0
+
+
+async def test_a_writer_does_not_wait_in_line_for_ever(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "SQLITE_BUSY_TIMEOUT_MS", 10)
+    async with open_database(data_dir) as database, database.session():
+        with pytest.raises(StorageError, match="too busy"):
+            async with database.session():
+                pass
