@@ -112,7 +112,8 @@ class CpuBackend:
         key, value = _rows_of_heads(key), _rows_of_heads(value)
         self._call("store_kv", key.dtype)(
             torch.get_num_threads(), key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0),
-            cache.key.data_ptr(), cache.value.data_ptr(), slot_mapping.data_ptr(), len(key), key.shape[1] * key.shape[2],
+            cache.key.data_ptr(), cache.value.data_ptr(), slot_mapping.data_ptr(),
+            len(key), key.shape[1] * key.shape[2],
         )  # fmt: skip
 
     def paged_attention(
