@@ -18,6 +18,7 @@ namespace loraplex {
 
 constexpr int64_t QUERY_BLOCK = 16;
 constexpr int KEY_TILE = 64;
+constexpr int64_t WORTH_WIDENING = 4;  // query tokens that share a tile's values
 static_assert(KEY_TILE % LANES == 0, "scores are computed a vector at a time");
 
 struct Batch {
@@ -49,16 +50,25 @@ template <class T> struct AttentionInput {
 
 // The places of a tile's keys in the cache, in elements.
 struct KeyTile {
-    int64_t start;  // position of the first key in the sequence
+    int from;  // the keys [from, to) of the tile are there
+    int to;
     int64_t offset[KEY_TILE];
 
-    KeyTile(const int32_t* blocks, const HeadShape& shape, int64_t start, int64_t begin, int64_t end) : start(start) {
-        for (int64_t position = std::max(begin, start); position < std::min(end, start + KEY_TILE); position++) {
-            const int64_t block = blocks[position / shape.block_size];
-            offset[position - start] =
-                (block * shape.block_size + position % shape.block_size) * shape.kv_stride();
+    // The tile at position `start`, cut to the positions [begin, end).
+    KeyTile(const int32_t* blocks, const HeadShape& shape, int64_t start, int64_t begin, int64_t end)
+        : from(static_cast<int>(std::max(begin - start, int64_t{0}))),
+          to(static_cast<int>(std::min(end - start, int64_t{KEY_TILE}))) {
+        for (int key = from; key < to; key++) {
+            const int64_t position = start + key, block = blocks[position / shape.block_size];
+            offset[key] = (block * shape.block_size + position % shape.block_size) * shape.kv_stride();
         }
     }
+};
+
+// The values of a tile's keys: in the cache, or widened to float32 once for all queries of a block.
+template <class V> struct TileValues {
+    const V* start;
+    const int64_t* offset;  // [KEY_TILE]
 };
 
 // Softmax and weighted sum of one query head so far.
@@ -74,6 +84,8 @@ public:
         states_.resize(num_rows);
         sums_.resize(num_rows * shape.head_dim);
         weights_.resize(shape.group_size() * KEY_TILE);
+        widened_.resize(KEY_TILE * shape.head_dim);
+        for (int key = 0; key < KEY_TILE; key++) widened_offset_[key] = key * shape.head_dim;
     }
 
     // Attends with the query tokens [first, last) of the batch, the first of which stands at `position`.
@@ -85,15 +97,29 @@ public:
         std::fill(sums_.begin(), sums_.end(), 0.0f);
         key_ = input_.key + kv_head * shape_.head_dim;
         value_ = input_.value + kv_head * shape_.head_dim;
-        for (int64_t start = begin / KEY_TILE * KEY_TILE; start < end; start += KEY_TILE) {
-            const KeyTile tile(blocks, shape_, start, begin, end);
+        const int64_t first_start = begin / KEY_TILE * KEY_TILE;
+        KeyTile next(blocks, shape_, first_start, begin, end);
+        prefetch_tile(next);
+        for (int64_t start = first_start; start < end; start += KEY_TILE) {
+            const KeyTile tile = next;
+            if (start + KEY_TILE < end) {
+                next = KeyTile(blocks, shape_, start + KEY_TILE, begin, end);
+                prefetch_tile(next);
+            }
+            const bool is_widened = last - first >= WORTH_WIDENING;
+            if (is_widened) widen_values(tile);
             for (int64_t token = first; token < last; token++) {
                 const int64_t own = position + (token - first);
                 const int from = static_cast<int>(std::max(first_key(own) - start, int64_t{0}));
                 const int to = static_cast<int>(std::min(own + 1 - start, int64_t{KEY_TILE}));
-                if (from < to)
-                    attend(input_.query + token * input_.query_stride + head_offset, (token - first) * group, tile,
-                           from, to);
+                if (from >= to) continue;
+                const int64_t row = (token - first) * group;
+                weigh(input_.query + token * input_.query_stride + head_offset, row, tile, from, to);
+                if (is_widened) {
+                    add_values(TileValues<float>{widened_.data(), widened_offset_}, row, from, to);
+                } else {
+                    add_values(TileValues<T>{value_, tile.offset}, row, from, to);
+                }
             }
         }
         for (int64_t token = first; token < last; token++)
@@ -105,34 +131,32 @@ private:
         return input_.window == 0 ? 0 : std::max(position + 1 - input_.window, int64_t{0});
     }
 
-    // The group's heads of one query token, over the keys [from, to) of a tile.
-    void attend(const T* query, int64_t first_row, const KeyTile& tile, int from, int to) {
-        const int64_t group = shape_.group_size();
-        for (int64_t head = 0; head < group; head++) {
-            float* weights = weights_.data() + head * KEY_TILE;
-            score(query + head * shape_.head_dim, tile, from, to, weights);
-            reweigh(first_row + head, from, to, weights);
-        }
-        for (int64_t head = 0; head < group; head += VALUE_ROWS) {
-            const float* weights = weights_.data() + head * KEY_TILE;
-            float* sums = sums_.data() + (first_row + head) * shape_.head_dim;
-            switch (std::min<int64_t>(VALUE_ROWS, group - head)) {
-                case 1: add_values<1>(tile, from, to, weights, sums); break;
-                case 2: add_values<2>(tile, from, to, weights, sums); break;
-                case 3: add_values<std::min(3, VALUE_ROWS)>(tile, from, to, weights, sums); break;
-                default: add_values<VALUE_ROWS>(tile, from, to, weights, sums);
-            }
-        }
+    // One head's keys and values are short pieces far apart, which no processor foresees.
+    void prefetch_tile(const KeyTile& tile) const {
+        const int64_t size = shape_.head_dim * sizeof(T);
+        for (int key = tile.from; key < tile.to; key++) prefetch(key_ + tile.offset[key], size);
+        for (int key = tile.from; key < tile.to; key++) prefetch(value_ + tile.offset[key], size);
     }
 
-    // weights[key] = scale * query . key
-    void score(const T* query, const KeyTile& tile, int from, int to, float* weights) const {
+    void widen_values(const KeyTile& tile) {
+        for (int key = tile.from; key < tile.to; key++)
+            for_each_vector(shape_.head_dim, [&](int64_t i, auto n) {
+                store_n(widened_.data() + widened_offset_[key] + i, load_n(value_ + tile.offset[key] + i, n), n);
+            });
+    }
+
+    // The weights of one query token's heads, over the keys [from, to) of a tile.
+    void weigh(const T* query, int64_t first_row, const KeyTile& tile, int from, int to) {
         for (int start = from / LANES * LANES; start < to; start += LANES) {
             const T* keys[LANES];
             for (int i = 0; i < LANES; i++)  // places out of range repeat one within; their scores are not used
                 keys[i] = key_ + tile.offset[std::min(std::max(start + i, from), to - 1)];
-            store(weights + start, dots(query, keys) * set1(input_.scale));
+            for (int64_t head = 0; head < shape_.group_size(); head++)
+                store(weights_.data() + head * KEY_TILE + start,
+                      dots(query + head * shape_.head_dim, keys) * set1(input_.scale));
         }
+        for (int64_t head = 0; head < shape_.group_size(); head++)
+            reweigh(first_row + head, from, to, weights_.data() + head * KEY_TILE);
     }
 
     Vec dots(const T* query, const T* const (&keys)[LANES]) const {
@@ -176,31 +200,46 @@ private:
         }
     }
 
-    // sums[row] += sum over the keys of weights[row, key] * value[key]
-    template <int ROWS> void add_values(const KeyTile& tile, int from, int to, const float* weights, float* sums) const {
+    // sums[row] += sum over the keys of weights[row, key] * value[key], for the rows of one query token
+    template <class V> void add_values(const TileValues<V>& values, int64_t first_row, int from, int to) {
+        const int64_t group = shape_.group_size();
+        for (int64_t head = 0; head < group; head += VALUE_ROWS) {
+            const float* weights = weights_.data() + head * KEY_TILE;
+            float* sums = sums_.data() + (first_row + head) * shape_.head_dim;
+            switch (std::min<int64_t>(VALUE_ROWS, group - head)) {
+                case 1: add_rows<1>(values, from, to, weights, sums); break;
+                case 2: add_rows<2>(values, from, to, weights, sums); break;
+                case 3: add_rows<std::min(3, VALUE_ROWS)>(values, from, to, weights, sums); break;
+                default: add_rows<VALUE_ROWS>(values, from, to, weights, sums);
+            }
+        }
+    }
+
+    template <int ROWS, class V>
+    void add_rows(const TileValues<V>& values, int from, int to, const float* weights, float* sums) const {
         int64_t d = 0;
         for (; d + 4 * LANES <= shape_.head_dim; d += 4 * LANES)
-            add_columns<ROWS, 4>(tile, from, to, weights, sums + d, d, Whole());
+            add_columns<ROWS, 4>(values, from, to, weights, sums + d, d, Whole());
         for (; d + LANES <= shape_.head_dim; d += LANES)
-            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, Whole());
+            add_columns<ROWS, 1>(values, from, to, weights, sums + d, d, Whole());
         if (d < shape_.head_dim)
-            add_columns<ROWS, 1>(tile, from, to, weights, sums + d, d, static_cast<int>(shape_.head_dim - d));
+            add_columns<ROWS, 1>(values, from, to, weights, sums + d, d, static_cast<int>(shape_.head_dim - d));
     }
 
     // COLUMNS vectors of `n` lanes, all of them or one vector with fewer.
-    template <int ROWS, int COLUMNS, class Count>
-    void add_columns(const KeyTile& tile, int from, int to, const float* weights, float* sums, int64_t d,
+    template <int ROWS, int COLUMNS, class V, class Count>
+    void add_columns(const TileValues<V>& values, int from, int to, const float* weights, float* sums, int64_t d,
                      Count n) const {
         Vec acc[ROWS][COLUMNS];
         for (int row = 0; row < ROWS; row++)
             for (int c = 0; c < COLUMNS; c++) acc[row][c] = load_n(sums + row * shape_.head_dim + c * LANES, n);
         for (int key = from; key < to; key++) {
-            const T* value = value_ + tile.offset[key] + d;
-            Vec values[COLUMNS];
-            for (int c = 0; c < COLUMNS; c++) values[c] = load_n(value + c * LANES, n);
+            const V* value = values.start + values.offset[key] + d;
+            Vec columns[COLUMNS];
+            for (int c = 0; c < COLUMNS; c++) columns[c] = load_n(value + c * LANES, n);
             for (int row = 0; row < ROWS; row++) {
                 const Vec weight = set1(weights[row * KEY_TILE + key]);
-                for (int c = 0; c < COLUMNS; c++) acc[row][c] = fma(weight, values[c], acc[row][c]);
+                for (int c = 0; c < COLUMNS; c++) acc[row][c] = fma(weight, columns[c], acc[row][c]);
             }
         }
         for (int row = 0; row < ROWS; row++)
@@ -224,6 +263,8 @@ private:
     std::vector<RowState> states_;
     std::vector<float> sums_;     // [QUERY_BLOCK * group_size, head_dim]
     std::vector<float> weights_;  // [group_size, KEY_TILE], of one query token
+    std::vector<float> widened_;  // [KEY_TILE, head_dim]
+    int64_t widened_offset_[KEY_TILE];
 };
 
 // One phase of the team, without the barrier at its end.

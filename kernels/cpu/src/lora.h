@@ -16,11 +16,6 @@ namespace loraplex {
 
 constexpr int64_t COLUMN_BLOCK = 256;  // outputs of one work item of the expand
 
-inline void prefetch(const void* start, int64_t size) {
-    const char* bytes = static_cast<const char*>(start);
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
-}
-
 struct LoraBatch {
     const int64_t* token_order;
     const int32_t* chunk_selection;  // each [num_chunks]
