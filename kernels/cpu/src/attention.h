@@ -1,6 +1,7 @@
 // Causal attention over a paged cache, with an online softmax in float32.
 //
-// Work item: up to QUERY_BLOCK consecutive query tokens of one sequence and the heads that share one key head. Keys
+// Work item: up to QUERY_BLOCK consecutive query tokens of one sequence, with all heads (a tile of the cache is then
+// read from front to back), or with the heads of one key head where there are few sequences. Keys
 // come in tiles at fixed places of the sequence, and a query takes from a tile only the keys that it sees; so a row's
 // bits do not depend on its neighbours, and what is masked or unwritten is never multiplied.
 #pragma once
@@ -18,6 +19,7 @@ namespace loraplex {
 
 constexpr int64_t QUERY_BLOCK = 16;
 constexpr int KEY_TILE = 64;
+constexpr int64_t BLOCKS_PER_THREAD = 4;  // enough for even shares without splitting the heads
 constexpr int64_t WORTH_WIDENING = 4;  // query tokens that share a tile's values
 static_assert(KEY_TILE % LANES == 0, "scores are computed a vector at a time");
 
@@ -79,8 +81,9 @@ struct RowState {
 
 template <class T> class QueryBlock {
 public:
-    QueryBlock(const HeadShape& shape, const AttentionInput<T>& input) : shape_(shape), input_(input) {
-        const int64_t num_rows = QUERY_BLOCK * shape.group_size();
+    QueryBlock(const HeadShape& shape, const AttentionInput<T>& input, int64_t heads_per_item)
+        : shape_(shape), input_(input), heads_per_item_(heads_per_item) {
+        const int64_t num_rows = QUERY_BLOCK * heads_per_item * shape.group_size();
         states_.resize(num_rows);
         sums_.resize(num_rows * shape.head_dim);
         weights_.resize(shape.group_size() * KEY_TILE);
@@ -89,41 +92,27 @@ public:
     }
 
     // Attends with the query tokens [first, last) of the batch, the first of which stands at `position`.
-    void run(const int32_t* blocks, int64_t kv_head, int64_t first, int64_t last, int64_t position, T* output,
+    void run(const int32_t* blocks, int64_t first_head, int64_t first, int64_t last, int64_t position, T* output,
              int64_t output_stride) {
-        const int64_t group = shape_.group_size(), head_offset = kv_head * group * shape_.head_dim;
         const int64_t begin = first_key(position), end = position + (last - first);
         std::fill(states_.begin(), states_.end(), RowState{-INFINITY, 0.0f});
         std::fill(sums_.begin(), sums_.end(), 0.0f);
-        key_ = input_.key + kv_head * shape_.head_dim;
-        value_ = input_.value + kv_head * shape_.head_dim;
         const int64_t first_start = begin / KEY_TILE * KEY_TILE;
         KeyTile next(blocks, shape_, first_start, begin, end);
-        prefetch_tile(next);
+        prefetch_tile(next, first_head);
         for (int64_t start = first_start; start < end; start += KEY_TILE) {
             const KeyTile tile = next;
             if (start + KEY_TILE < end) {
                 next = KeyTile(blocks, shape_, start + KEY_TILE, begin, end);
-                prefetch_tile(next);
+                prefetch_tile(next, first_head);
             }
-            const bool is_widened = last - first >= WORTH_WIDENING;
-            if (is_widened) widen_values(tile);
-            for (int64_t token = first; token < last; token++) {
-                const int64_t own = position + (token - first);
-                const int from = static_cast<int>(std::max(first_key(own) - start, int64_t{0}));
-                const int to = static_cast<int>(std::min(own + 1 - start, int64_t{KEY_TILE}));
-                if (from >= to) continue;
-                const int64_t row = (token - first) * group;
-                weigh(input_.query + token * input_.query_stride + head_offset, row, tile, from, to);
-                if (is_widened) {
-                    add_values(TileValues<float>{widened_.data(), widened_offset_}, row, from, to);
-                } else {
-                    add_values(TileValues<T>{value_, tile.offset}, row, from, to);
-                }
-            }
+            for (int64_t head = 0; head < heads_per_item_; head++)
+                attend_tile(tile, start, first_head, head, first, last, position);
         }
+        const int64_t size = shape_.group_size() * shape_.head_dim;
         for (int64_t token = first; token < last; token++)
-            finish((token - first) * group, output + token * output_stride + head_offset);
+            for (int64_t head = 0; head < heads_per_item_; head++)
+                finish(first_row(token - first, head), output + token * output_stride + (first_head + head) * size);
     }
 
 private:
@@ -131,11 +120,37 @@ private:
         return input_.window == 0 ? 0 : std::max(position + 1 - input_.window, int64_t{0});
     }
 
-    // One head's keys and values are short pieces far apart, which no processor foresees.
-    void prefetch_tile(const KeyTile& tile) const {
-        const int64_t size = shape_.head_dim * sizeof(T);
-        for (int key = tile.from; key < tile.to; key++) prefetch(key_ + tile.offset[key], size);
-        for (int key = tile.from; key < tile.to; key++) prefetch(value_ + tile.offset[key], size);
+    void prefetch_tile(const KeyTile& tile, int64_t first_head) const {
+        const int64_t offset = first_head * shape_.head_dim, size = heads_per_item_ * shape_.head_dim * sizeof(T);
+        for (int key = tile.from; key < tile.to; key++) prefetch(input_.key + offset + tile.offset[key], size);
+        for (int key = tile.from; key < tile.to; key++) prefetch(input_.value + offset + tile.offset[key], size);
+    }
+
+    // The rows of one query token with the heads of one key head.
+    int64_t first_row(int64_t token, int64_t head) const {
+        return (token * heads_per_item_ + head) * shape_.group_size();
+    }
+
+    void attend_tile(const KeyTile& tile, int64_t start, int64_t first_head, int64_t head, int64_t first, int64_t last,
+                     int64_t position) {
+        const int64_t query_offset = (first_head + head) * shape_.group_size() * shape_.head_dim;
+        key_ = input_.key + (first_head + head) * shape_.head_dim;
+        value_ = input_.value + (first_head + head) * shape_.head_dim;
+        const bool is_widened = last - first >= WORTH_WIDENING;
+        if (is_widened) widen_values(tile);
+        for (int64_t token = first; token < last; token++) {
+            const int64_t own = position + (token - first);
+            const int from = static_cast<int>(std::max(first_key(own) - start, int64_t{0}));
+            const int to = static_cast<int>(std::min(own + 1 - start, int64_t{KEY_TILE}));
+            if (from >= to) continue;
+            const int64_t row = first_row(token - first, head);
+            weigh(input_.query + token * input_.query_stride + query_offset, row, tile, from, to);
+            if (is_widened) {
+                add_values(TileValues<float>{widened_.data(), widened_offset_}, row, from, to);
+            } else {
+                add_values(TileValues<T>{value_, tile.offset}, row, from, to);
+            }
+        }
     }
 
     void widen_values(const KeyTile& tile) {
@@ -258,7 +273,8 @@ private:
 
     const HeadShape shape_;
     const AttentionInput<T> input_;
-    const T* key_ = nullptr;
+    const int64_t heads_per_item_;  // key heads
+    const T* key_ = nullptr;  // of the head in work
     const T* value_ = nullptr;
     std::vector<RowState> states_;
     std::vector<float> sums_;     // [QUERY_BLOCK * group_size, head_dim]
@@ -267,23 +283,30 @@ private:
     int64_t widened_offset_[KEY_TILE];
 };
 
+inline int64_t query_blocks(int64_t query_len) { return (query_len + QUERY_BLOCK - 1) / QUERY_BLOCK; }
+
 // One phase of the team, without the barrier at its end.
 template <class T>
 void attend(Team& team, const AttentionInput<T>& input, const HeadShape& shape, const Batch& batch, T* output,
             int64_t output_stride) {
-    QueryBlock<T> query_block(shape, input);
+    int64_t num_blocks = 0;
+    for (int64_t i = 0; i < batch.num_seqs; i++)
+        num_blocks += query_blocks(batch.query_start[i + 1] - batch.query_start[i]);
+    const bool is_split = num_blocks < BLOCKS_PER_THREAD * team.size();
+    const int64_t items_per_block = is_split ? shape.num_kv_heads : 1;
+    QueryBlock<T> query_block(shape, input, shape.num_kv_heads / items_per_block);
     int64_t sequence = 0, first_item = 0;  // items are claimed in rising order
     for (int64_t item = team.claim();; item = team.claim()) {
         int64_t start = 0, query_len = 0, num_items = 0;
         for (; sequence < batch.num_seqs; sequence++, first_item += num_items) {
             start = batch.query_start[sequence];
             query_len = batch.query_start[sequence + 1] - start;
-            num_items = (query_len + QUERY_BLOCK - 1) / QUERY_BLOCK * shape.num_kv_heads;
+            num_items = query_blocks(query_len) * items_per_block;
             if (item < first_item + num_items) break;
         }
         if (sequence == batch.num_seqs) return;
-        const int64_t offset = (item - first_item) / shape.num_kv_heads * QUERY_BLOCK;
-        query_block.run(batch.block_table + sequence * batch.table_width, (item - first_item) % shape.num_kv_heads,
+        const int64_t offset = (item - first_item) / items_per_block * QUERY_BLOCK;
+        query_block.run(batch.block_table + sequence * batch.table_width, (item - first_item) % items_per_block,
                         start + offset, start + std::min(offset + QUERY_BLOCK, query_len),
                         batch.seq_lens[sequence] - query_len + offset, output, output_stride);
     }

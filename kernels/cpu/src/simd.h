@@ -234,7 +234,7 @@ inline Vec sums(const Vec* x) { return Vec{sum(x[0]), sum(x[1]), sum(x[2]), sum(
 // Asks memory for the lines of `size` bytes.
 inline void prefetch(const void* start, int64_t size) {
     const char* bytes = static_cast<const char*>(start);
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 3);
 }
 
 inline Vec zero() { return set1(0.0f); }

@@ -29,6 +29,8 @@ public:
     // Called by every thread of a region first. It may get fewer threads than it asked for: the team is what came.
     void join(int size) { size_.store(size, std::memory_order_relaxed); }
 
+    int size() const { return size_.load(std::memory_order_relaxed); }
+
     // The next item of this phase; each is given out once.
     int64_t claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
