@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "triton")
+
+logger = logging.getLogger(__name__)
 
 
 class PreparedLinear(Protocol):
@@ -105,10 +109,39 @@ def create_backend(name: str, device: torch.device) -> Backend:
     """The backend of that name for the device; `auto` = the best that runs there.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none of that name, or it does not run on the device.
     """
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend {name!r} does not exist; there are auto, {', '.join(BACKENDS)}")
-    from loraplex.kernels.reference import ReferenceBackend  # heavy, and it imports this module
+    obstacle = _obstacle_to_triton(device)
+    if name == "triton" and obstacle is not None:
+        raise ValueError(f"backend 'triton' does not run here: {obstacle}; take auto or reference")
+    if name == "auto" and device.type == "cuda" and obstacle is not None:
+        logger.warning("the slower reference backend serves on %s: %s", device, obstacle)
+    if name == "reference" or obstacle is not None:
+        from loraplex.kernels.reference import ReferenceBackend  # heavy, and it imports this module
 
-    return ReferenceBackend(device)
+        return ReferenceBackend(device)
+    return _create_triton_backend(device)
+
+
+def _obstacle_to_triton(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device.type!r}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    major, minor = _compute_capability(device)
+    return f"it needs compute capability 8.0, and {device} has {major}.{minor}" if major < 8 else None
+
+
+def _compute_capability(device: torch.device) -> tuple[int, int]:
+    import torch
+
+    return torch.cuda.get_device_capability(device)
+
+
+def _create_triton_backend(device: torch.device) -> Backend:
+    from loraplex.kernels.triton_backend import TritonBackend
+    from loraplex.kernels.triton_configs import nearest_architecture
+
+    return TritonBackend(nearest_architecture(_compute_capability(device)))
