@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 _Config = TypeVar("_Config")
 
@@ -37,6 +37,7 @@ class ExpandConfig:
     """Tiles of `y += (x @ A^T) @ B`."""
 
     block_n: int
+    block_r: int
     num_warps: int
     num_stages: int
 
@@ -61,64 +62,59 @@ class PrefillConfig:
     num_stages: int
 
 
-# (architecture, bytes of an element) -> (largest in_features, config), ascending; the last serves all above.
-_SHRINK: dict[tuple[int, int], Sequence[tuple[int, ShrinkConfig]]] = {
-    (arch, 2): (
-        (1024, ShrinkConfig(num_splits=2, block_k=128, num_warps=4, num_stages=3)),
-        (4096, ShrinkConfig(num_splits=4, block_k=128, num_warps=4, num_stages=3)),
-        (8192, ShrinkConfig(num_splits=8, block_k=128, num_warps=4, num_stages=3)),
+Table: TypeAlias = dict[tuple[int, int], Sequence[tuple[int, _Config]]]
+
+# Each table: (architecture, bytes of an element) -> (largest size, config), ascending; the last serves all above.
+
+# By in_features. float32 tiles are split in three for the tensor cores, so they are narrower.
+SHRINK: Table[ShrinkConfig] = {
+    (architecture, itemsize): (
+        (1024, ShrinkConfig(num_splits=2, block_k=block_k, num_warps=4, num_stages=num_stages)),
+        (4096, ShrinkConfig(num_splits=4, block_k=block_k, num_warps=4, num_stages=num_stages)),
+        (8192, ShrinkConfig(num_splits=8, block_k=block_k, num_warps=4, num_stages=num_stages)),
     )
-    for arch in ARCHITECTURES
-} | {
-    (arch, 4): (
-        (1024, ShrinkConfig(num_splits=2, block_k=32, num_warps=4, num_stages=2)),
-        (4096, ShrinkConfig(num_splits=4, block_k=32, num_warps=4, num_stages=2)),
-        (8192, ShrinkConfig(num_splits=8, block_k=32, num_warps=4, num_stages=2)),
-    )
-    for arch in ARCHITECTURES
+    for architecture in ARCHITECTURES
+    for itemsize, block_k, num_stages in ((2, 128, 3), (4, 32, 2))
 }
 
-# (architecture, bytes of an element) -> (largest out_features of a slice, config), likewise.
-_EXPAND: dict[tuple[int, int], Sequence[tuple[int, ExpandConfig]]] = {
-    (arch, 2): (
-        (4096, ExpandConfig(block_n=128, num_warps=4, num_stages=2)),
-        (8192, ExpandConfig(block_n=256, num_warps=4, num_stages=2)),
+# By out_features of the widest slice. Narrow tiles of ranks: the partial sums of all splits are loaded with them.
+EXPAND: Table[ExpandConfig] = {
+    (architecture, 2): (
+        (4096, ExpandConfig(block_n=64, block_r=16, num_warps=4, num_stages=2)),
+        (8192, ExpandConfig(block_n=128, block_r=16, num_warps=4, num_stages=2)),
     )
-    for arch in ARCHITECTURES
-} | {(arch, 4): ((4096, ExpandConfig(block_n=64, num_warps=4, num_stages=2)),) for arch in ARCHITECTURES}
-
-# (architecture, bytes of an element) -> (largest head_dim, config), likewise.
-_DECODE: dict[tuple[int, int], Sequence[tuple[int, DecodeConfig]]] = {
-    (arch, 2): (
-        (128, DecodeConfig(partition=256, block_n=64, num_warps=4, num_stages=2)),
-        (256, DecodeConfig(partition=256, block_n=32, num_warps=4, num_stages=2)),
-    )
-    for arch in ARCHITECTURES
+    for architecture in ARCHITECTURES
 } | {
-    (arch, 4): (
-        (128, DecodeConfig(partition=256, block_n=32, num_warps=4, num_stages=2)),
-        (256, DecodeConfig(partition=256, block_n=16, num_warps=4, num_stages=2)),
-    )
-    for arch in ARCHITECTURES
+    (architecture, 4): ((4096, ExpandConfig(block_n=64, block_r=16, num_warps=4, num_stages=2)),)
+    for architecture in ARCHITECTURES
 }
 
-_PREFILL: dict[tuple[int, int], Sequence[tuple[int, PrefillConfig]]] = {
+# By head_dim.
+DECODE: Table[DecodeConfig] = {
+    (architecture, itemsize): (
+        (64, DecodeConfig(partition=256, block_n=64, num_warps=4, num_stages=2)),
+        (128, DecodeConfig(partition=256, block_n=128 // itemsize, num_warps=4, num_stages=2)),
+        (256, DecodeConfig(partition=256, block_n=64 // itemsize, num_warps=4, num_stages=2)),
+    )
+    for architecture in ARCHITECTURES
+    for itemsize in (2, 4)
+}
+
+# By head_dim. float32 runs without tensor cores: small tiles.
+PREFILL: Table[PrefillConfig] = {
     (80, 2): (
         (64, PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)),
-        (128, PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)),
+        (128, PrefillConfig(block_m=64, block_n=64, num_warps=8, num_stages=2)),
         (256, PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2)),
     ),
     (90, 2): (
         (64, PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)),
         (128, PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)),
-        (256, PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)),
+        (256, PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2)),
     ),
 } | {
-    (arch, 4): (
-        (128, PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2)),
-        (256, PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2)),
-    )
-    for arch in ARCHITECTURES
+    (architecture, 4): ((256, PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)),)
+    for architecture in ARCHITECTURES
 }
 
 
@@ -129,20 +125,20 @@ def nearest_architecture(compute_capability: tuple[int, int]) -> int:
 
 
 def shrink_config(architecture: int, *, itemsize: int, in_features: int) -> ShrinkConfig:
-    return _first_that_holds(_SHRINK[architecture, itemsize], in_features)
+    return _first_that_holds(SHRINK[architecture, itemsize], in_features)
 
 
 def expand_config(architecture: int, *, itemsize: int, out_features: int) -> ExpandConfig:
     """`out_features` of the widest fused slice."""
-    return _first_that_holds(_EXPAND[architecture, itemsize], out_features)
+    return _first_that_holds(EXPAND[architecture, itemsize], out_features)
 
 
 def decode_config(architecture: int, *, itemsize: int, head_dim: int) -> DecodeConfig:
-    return _first_that_holds(_DECODE[architecture, itemsize], head_dim)
+    return _first_that_holds(DECODE[architecture, itemsize], head_dim)
 
 
 def prefill_config(architecture: int, *, itemsize: int, head_dim: int) -> PrefillConfig:
-    return _first_that_holds(_PREFILL[architecture, itemsize], head_dim)
+    return _first_that_holds(PREFILL[architecture, itemsize], head_dim)
 
 
 def _first_that_holds(rows: Sequence[tuple[int, _Config]], size: int) -> _Config:

@@ -22,7 +22,8 @@ def paged_attention(
     architecture: int,
 ) -> Tensor:
     """See `Backend.paged_attention`; `architecture` is a key of the configuration table."""
-    assert q.stride(-1) == cache.key.stride(-1) == cache.value.stride(-1) == 1, "head_dim must be contiguous"
+    assert q.stride(-1) == cache.key.stride(-1) == 1, "head_dim must be contiguous"
+    assert cache.key.stride() == cache.value.stride(), "keys and values must be laid out alike"
     assert q.shape[1] % cache.key.shape[2] == 0, "query heads must be a multiple of key heads"
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for attend, is_needed in (
@@ -36,7 +37,8 @@ def paged_attention(
 
 def store_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """See `Backend.store_kv`; a place of -1 (the padding of a captured batch) is not written."""
-    assert key.stride(-1) == value.stride(-1) == 1, "head_dim must be contiguous"
+    assert key.stride(-1) == value.stride(-1) == cache.key.stride(-1) == 1, "head_dim must be contiguous"
+    assert cache.key.stride() == cache.value.stride(), "keys and values must be laid out alike"
     num_tokens, num_kv_heads, head_dim = key.shape
     store_kv_kernel[(num_tokens,)](
         key,
@@ -47,7 +49,6 @@ def store_kv(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -
         *key.stride()[:2],
         *value.stride()[:2],
         *cache.key.stride()[:3],
-        *cache.value.stride()[:3],
         NUM_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.key.shape[1],
@@ -68,12 +69,9 @@ def store_kv_kernel(
     stride_key_head: int,
     stride_value_token: int,
     stride_value_head: int,
-    stride_key_cache_block: int,
-    stride_key_cache_token: int,
-    stride_key_cache_head: int,
-    stride_value_cache_block: int,
-    stride_value_cache_token: int,
-    stride_value_cache_head: int,
+    stride_block: int,
+    stride_offset: int,
+    stride_kv_head: int,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -86,23 +84,18 @@ def store_kv_kernel(
 
     Shape:
         key, value: [num_tokens, NUM_HEADS, HEAD_DIM].
-        key_cache, value_cache: [num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM].
+        key_cache, value_cache: [num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM], both with the given strides.
         slot_mapping: int64 [num_tokens], -1 = nowhere.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:
         return
-    block = slot // BLOCK_SIZE
-    offset = slot % BLOCK_SIZE
     head = tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]
     mask = (head < NUM_HEADS) & (dim < HEAD_DIM)
-    key_place = block * stride_key_cache_block + offset * stride_key_cache_token + head * stride_key_cache_head + dim
+    place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_offset + head * stride_kv_head + dim
     new_key = tl.load(key + token * stride_key_token + head * stride_key_head + dim, mask=mask)
-    tl.store(key_cache + key_place, new_key, mask=mask)
-    value_place = (
-        block * stride_value_cache_block + offset * stride_value_cache_token + head * stride_value_cache_head + dim
-    )
+    tl.store(key_cache + place, new_key, mask=mask)
     new_value = tl.load(value + token * stride_value_token + head * stride_value_head + dim, mask=mask)
-    tl.store(value_cache + value_place, new_value, mask=mask)
+    tl.store(value_cache + place, new_value, mask=mask)

@@ -17,12 +17,9 @@ def attend(
     table_row: tl.tensor,
     kv_head: int,
     scale_log2e: float,
-    stride_key_block: int,
-    stride_key_token: int,
-    stride_key_head: int,
-    stride_value_block: int,
-    stride_value_token: int,
-    stride_value_head: int,
+    stride_block: int,
+    stride_offset: int,
+    stride_kv_head: int,
     WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -42,7 +39,7 @@ def attend(
     Shape:
         q: [rows, BLOCK_D], zero from HEAD_DIM on.
         position: int32 [rows], in the sequence.
-        key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], by strides.
+        key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], both with the given strides.
         table_row: int32 [max_blocks], block ids of the sequence.
     """
     dim = tl.arange(0, BLOCK_D)
@@ -55,8 +52,8 @@ def attend(
         is_token = token < last
         block = tl.load(table_row + token // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
         offset = token % BLOCK_SIZE
-        key_row = key + block * stride_key_block + offset * stride_key_token + kv_head * stride_key_head
-        k = tl.load(key_row[None, :] + dim[:, None], mask=is_token[None, :] & is_dim[:, None], other=0.0)
+        place = block * stride_block + offset * stride_offset + kv_head * stride_kv_head
+        k = tl.load(key + place[None, :] + dim[:, None], mask=is_token[None, :] & is_dim[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2e
         seen = is_token[None, :] & (token[None, :] <= position[:, None])
         if WINDOW > 0:
@@ -68,8 +65,7 @@ def attend(
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         share = tl.exp2(scores - reference[:, None])
         kept = tl.exp2(largest - reference)
-        value_row = value + block * stride_value_block + offset * stride_value_token + kv_head * stride_value_head
-        v = tl.load(value_row[:, None] + dim[None, :], mask=is_token[:, None] & is_dim[None, :], other=0.0)
+        v = tl.load(value + place[:, None] + dim[None, :], mask=is_token[:, None] & is_dim[None, :], other=0.0)
         numerator = tl.dot(share.to(v.dtype), v, numerator * kept[:, None], input_precision="ieee")
         denominator = denominator * kept + tl.sum(share, 1)
         largest = new_largest

@@ -125,14 +125,14 @@ def _expand(
         *_three(widths),
         *_three([each.stride(0) for each in rows]),
         partials.shape[2],
-        partials.shape[3] // LORA_BLOCK_R,
+        partials.shape[3],
         y.stride(0),
         scaling.stride(0),
         SLOT_RANK=pools.lora_b[projections[0]].shape[2],
         NUM_SPLITS=partials.shape[1],
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_N=config.block_n,
-        BLOCK_R=LORA_BLOCK_R,
+        BLOCK_R=config.block_r,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -215,13 +215,13 @@ def shrink_kernel(
         if x_tile.dtype != a_tile.dtype:
             x_tile = x_tile.to(tl.float32)
             a_tile = a_tile.to(tl.float32)
-        total = tl.dot(x_tile, a_tile, total, input_precision="ieee")
+        total = tl.dot(x_tile, a_tile, total, input_precision="tf32x3")
     width = tl.num_programs(1) * BLOCK_R
     place = partials + ((piece * NUM_SPLITS + split).to(tl.int64) * num_rows + row[:, None]) * width + rank[None, :]
     tl.store(place, total, mask=has_row[:, None] & has_rank[None, :])
 
 
-@triton.jit(do_not_specialize=["table_width", "num_rows", "num_rank_tiles", "stride_scaling"])
+@triton.jit(do_not_specialize=["table_width", "num_rows", "stride_scaling"])
 def expand_kernel(
     partials: tl.tensor,
     lora_b_0: tl.tensor,
@@ -243,7 +243,7 @@ def expand_kernel(
     stride_b_1: int,
     stride_b_2: int,
     num_rows: int,
-    num_rank_tiles: int,
+    max_rank: int,
     stride_y: int,
     stride_scaling: int,
     SLOT_RANK: tl.constexpr,
@@ -259,7 +259,7 @@ def expand_kernel(
     with slot and row as in `shrink_kernel`, weight likewise from `slot_weight`, summed in float32, rounded once.
 
     Shape:
-        partials: float32 [slices, NUM_SPLITS, num_rows, num_rank_tiles * BLOCK_R], contiguous.
+        partials: float32 [slices, NUM_SPLITS, num_rows, max_rank], contiguous.
         lora_b_p: [num_slots * SLOT_RANK, width_p], rows `stride_b_p` apart; one of each slice.
         y: [num_tokens, sum of width_p], rows `stride_y` apart; changed in place.
         scaling: float32 [slices, num_slots], rows `stride_scaling` apart.
@@ -292,7 +292,7 @@ def expand_kernel(
         shrunk = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
         for split in tl.static_range(NUM_SPLITS):
             first = (piece * NUM_SPLITS + split).to(tl.int64) * num_rows
-            place = partials + (first + row[:, None]) * (num_rank_tiles * BLOCK_R) + rank[None, :]
+            place = partials + (first + row[:, None]) * max_rank + rank[None, :]
             shrunk += tl.load(place, mask=has_row[:, None] & has_rank[None, :], other=0.0)
         weight = tl.load(slot_weight + selection * table_width + rank // SLOT_RANK, mask=has_rank, other=0.0)
         shrunk *= (weight * tl.load(scaling + piece * stride_scaling + slot, mask=has_rank, other=0.0))[None, :]
@@ -336,7 +336,7 @@ def _count_slots(slot_table: tl.tensor, selection: int, table_width: int):
 def _dot_unrounded(a: tl.tensor, b: tl.tensor, total: tl.tensor):
     """`total + a @ b` with float32 `a`: on 16-bit `b` it is taken in two parts, which keep 16 bits of it or more."""
     if b.dtype == tl.float32:
-        return tl.dot(a, b, total, input_precision="ieee")
+        return tl.dot(a, b, total, input_precision="tf32x3")
     high = a.to(b.dtype)
     low = (a - high.to(tl.float32)).to(b.dtype)
     return tl.dot(low, b, tl.dot(high, b, total))
