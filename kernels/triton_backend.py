@@ -75,6 +75,4 @@ class TritonBackend:
         projections: Sequence[Projection],
         meta: LoRAMeta | None,
     ) -> None:
-        lora.lora_apply(
-            x, y, pools, layer=layer, projections=projections, meta=meta, architecture=self._architecture
-        )
+        lora.lora_apply(x, y, pools, layer=layer, projections=projections, meta=meta, architecture=self._architecture)

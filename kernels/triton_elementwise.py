@@ -20,7 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `Backend.add_rms_norm`."""
-    assert x.shape == residual.shape and residual.is_contiguous(), "x and residual must have one shape"
+    assert x.shape == residual.shape, "x and residual must have one shape"
+    assert residual.is_contiguous(), "the residual stream must be contiguous"
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(output)
     _launch_rms_norm(x, residual, weight, output, total, eps)
@@ -185,7 +186,7 @@ def _turn(
     HALF: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-):
+) -> None:
     """All heads of one token of q or k."""
     head = tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_HALF)[None, :]

@@ -118,7 +118,7 @@ def prefill_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context_len + tile_start + 1 - WINDOW, 0)
-    numerator, denominator, largest = attend(
+    numerator, denominator, _ = attend(
         tl.load((q + token * stride_q_token + head * stride_q_head)[:, None] + dim[None, :], mask=is_used, other=0.0),
         context_len + query,
         first,

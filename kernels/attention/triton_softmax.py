@@ -25,7 +25,7 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to the keys `first` to `last` (excluded) of one sequence.
 
     Nothing outside of them is loaded. A key that a row does not see takes part in no product whose result the row
@@ -73,6 +73,6 @@ def attend(
 
 
 @triton.jit
-def quotient(numerator: tl.tensor, denominator: tl.tensor):
+def quotient(numerator: tl.tensor, denominator: tl.tensor) -> tl.tensor:
     """`numerator / denominator`, zero where nothing was seen; NaN stays NaN."""
-    return tl.where(denominator == 0.0, 0.0, numerator / denominator)
+    return numerator / tl.where(denominator == 0.0, 1.0, denominator)
