@@ -8,7 +8,7 @@ which is what the smallest supported GPUs (compute capability 8.6, 8.9, 12.0) ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -62,7 +62,7 @@ class PrefillConfig:
     num_stages: int
 
 
-Table: TypeAlias = dict[tuple[int, int], Sequence[tuple[int, _Config]]]
+Table: TypeAlias = Mapping[tuple[int, int], Sequence[tuple[int, _Config]]]
 
 # Each table: (architecture, bytes of an element) -> (largest size, config), ascending; the last serves all above.
 

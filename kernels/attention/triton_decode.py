@@ -135,20 +135,23 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     is_used = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q_row = q + sequence.to(tl.int64) * stride_q_token + head * stride_q_head
+    queries = tl.load(q_row[:, None] + dim[None, :], mask=is_used, other=0.0)
     numerator, denominator, largest = attend(
-        tl.load(q_row[:, None] + dim[None, :], mask=is_used, other=0.0),
-        tl.full((BLOCK_G,), 0, dtype=tl.int32) + (length - 1),
+        queries,
+        member,
+        tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32),
+        tl.zeros((BLOCK_G,), dtype=tl.float32),
+        tl.full((BLOCK_G,), float("-inf"), dtype=tl.float32),
         first,
         last,
-        key,
-        value,
+        key + kv_head * stride_kv_head,
+        value + kv_head * stride_kv_head,
         block_table + sequence.to(tl.int64) * stride_table,
-        kv_head,
         scale_log2e,
         stride_block,
         stride_offset,
-        stride_kv_head,
-        WINDOW=WINDOW,
+        MASKED=False,
+        WINDOW=0,
         HEAD_DIM=HEAD_DIM,
         BLOCK_SIZE=BLOCK_SIZE,
         BLOCK_D=BLOCK_D,

@@ -115,28 +115,40 @@ def prefill_kernel(
     is_row = (query < query_len) & (lane % BLOCK_G < GROUP)
     is_used = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     token = (begin + query).to(tl.int64)
+    q_rows = q + token * stride_q_token + head * stride_q_head
+    queries = tl.load(q_rows[:, None] + dim[None, :], mask=is_used, other=0.0)
+    position = context_len + query
+    numerator = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    denominator = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    # Keys that all queries of the tile see need no mask: whole blocks of them first, then the rest.
     first = 0
+    unmasked = (context_len + tile_start + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first = tl.maximum(context_len + tile_start + 1 - WINDOW, 0)
-    numerator, denominator, _ = attend(
-        tl.load((q + token * stride_q_token + head * stride_q_head)[:, None] + dim[None, :], mask=is_used, other=0.0),
-        context_len + query,
-        first,
-        tl.minimum(context_len + tile_start + BLOCK_M // BLOCK_G, length),
-        key,
-        value,
-        block_table + sequence.to(tl.int64) * stride_table,
-        kv_head,
-        scale_log2e,
-        stride_block,
-        stride_offset,
-        stride_kv_head,
-        WINDOW=WINDOW,
-        HEAD_DIM=HEAD_DIM,
-        BLOCK_SIZE=BLOCK_SIZE,
-        BLOCK_D=BLOCK_D,
-        BLOCK_N=BLOCK_N,
-    )
+        unmasked = first
+    for masked in tl.static_range(2):
+        numerator, denominator, largest = attend(
+            queries,
+            position,
+            numerator,
+            denominator,
+            largest,
+            unmasked if masked else first,
+            tl.minimum(context_len + tile_start + BLOCK_M // BLOCK_G, length) if masked else unmasked,
+            key + kv_head * stride_kv_head,
+            value + kv_head * stride_kv_head,
+            block_table + sequence.to(tl.int64) * stride_table,
+            scale_log2e,
+            stride_block,
+            stride_offset,
+            MASKED=masked == 1,
+            WINDOW=WINDOW,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_D=BLOCK_D,
+            BLOCK_N=BLOCK_N,
+        )
     result = quotient(numerator, denominator[:, None]).to(output.dtype.element_ty)
     place = (output + token * stride_output_token + head * stride_output_head)[:, None] + dim[None, :]
     tl.store(place, result, mask=is_used)

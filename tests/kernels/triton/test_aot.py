@@ -14,6 +14,11 @@ import pytest
 from loraplex.kernels.triton_configs import ARCHITECTURES, DECODE, EXPAND, PREFILL, SHRINK
 
 ROOT = Path(__file__).parents[3]
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton exists for Linux only"),
+    pytest.mark.timeout(900),
+]
 SHARED_MEMORY_LIMIT = 99 * 1024  # bytes a program, compute capability 8.6, 8.9 and 12.0; others have more
 KERNELS = {
     "shrink_kernel",

@@ -17,8 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CASES = Path(__file__).parent / "interpreted"
 
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton exists for Linux only"),
+    pytest.mark.timeout(900),
+]
 
-@pytest.mark.parametrize(("name", "num_cases"), [("elementwise", 36), ("lora", 30), ("attention", 25)])
+
+@pytest.mark.parametrize(("name", "num_cases"), [("elementwise", 36), ("lora", 30), ("attention", 29)])
 def test_the_kernels_compute_what_they_say(name: str, num_cases: int) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CASES / f"{name}_cases.py"],

@@ -162,3 +162,16 @@ def test_nan_of_one_sequence_stays_there() -> None:
         assert torch.equal(poisoned[sequence], clean[sequence])
     for sequence in (1, 2):
         assert poisoned[sequence].isnan().all()
+
+
+@pytest.mark.parametrize("sliding_window", [None, 4])
+@pytest.mark.parametrize("context", [0, 40])
+def test_nan_of_one_token_reaches_only_the_queries_that_see_it(context: int, sliding_window: int | None) -> None:
+    batch = create_paged_batch([(context, 21)], sliding_window=sliding_window)
+    clean = batch.run()[0]
+    batch.keys[0][context + 9], batch.values[0][context + 9] = torch.nan, torch.inf
+    sees = slice(9, 21 if sliding_window is None else 13)
+    poisoned = batch.run()[0]
+    assert poisoned[sees].isnan().all()
+    others = [row for row in range(21) if row not in range(21)[sees]]
+    assert torch.equal(poisoned[others], clean[others])

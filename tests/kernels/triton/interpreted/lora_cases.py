@@ -172,9 +172,9 @@ def test_a_longer_slot_table_than_one_load_takes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(dtype: torch.dtype) -> None:
     pools = create_pools(hidden=576, out=(96, 32, 32))
-    batch = create_batch(pools, SELECTIONS, [0, 1, -1, 2, 3, 5, *[2] * 40, 0, 3], dtype=dtype)
+    batch = create_batch(pools, SELECTIONS, [0, 1, -1, 2, 3, 5, *[2] * 33, 0, 3], dtype=dtype)
     crowd = batch.run()
-    for row in (0, 1, 3, 4, 5, 30, 45, 47):
+    for row in (0, 3, 4, 38, 40):
         assert torch.equal(batch.take([row]).run()[0], crowd[row])
 
 
