@@ -73,9 +73,9 @@ def _split_names(entries: Sequence[TensorEntry], base: BaseSpec, refusals: Refus
     for entry in entries:
         if (name := parse_lora_name(entry.name)) is not None:
             named.append((name, entry))
-        elif (what := unserved_feature(entry.name)) is not None:
-            message = f"tensor {shown(entry.name)} is {what}{_vocabulary_fault(entry, base)}"
-            refusals.add("tensor_unsupported", message, file=entry.file, tensor=entry.name)
+        elif (feature := unserved_feature(entry.name)) is not None:
+            message = f"tensor {shown(entry.name)} is {feature.what}{_vocabulary_fault(entry, base)}"
+            refusals.add("tensor_unsupported", message, file=entry.file, tensor=entry.name, remedy=feature.remedy)
         else:
             message = f"tensor {shown(entry.name)} is unmapped: it is not a lora_A or lora_B weight"
             refusals.add("tensor_unmapped", message, file=entry.file, tensor=entry.name)

@@ -1,9 +1,10 @@
-"""JSON as an upload must write it: bounded, no duplicate keys, no NaN, no endless nesting."""
+"""JSON as an upload must write it: bounded, no duplicate keys, no NaN, no endless nesting, no half characters."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 
 from loraplex.adapters.refusals import shown
@@ -33,16 +34,22 @@ def parse_json_object(data: bytes, *, max_bytes: int, max_items: int = 200_000) 
     return value
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _KINDS: dict[type, str] = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
 def _parse(data: bytes) -> object:
     try:
-        return json.loads(data, object_pairs_hook=_check_object)
+        value = json.loads(data, object_pairs_hook=_check_object)
+        if _SURROGATE.search(data):  # a pair of them is one character, a lone one no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except JsonError:
         raise
     except json.JSONDecodeError as error:
         raise JsonError(f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except UnicodeEncodeError as error:
+        raise JsonError("holds a lone surrogate, which is half a character") from error
     except UnicodeDecodeError as error:
         raise JsonError(f"is not valid UTF-8 at byte {error.start}") from error
     except RecursionError as error:

@@ -21,24 +21,55 @@ _FUSED: Final = {
     "mlp.gate_up_proj": (Projection.GATE, Projection.UP),
 }
 
+
+class UnservedFeature(NamedTuple):
+    """Why a tensor is not served, and what to do."""
+
+    what: str
+    remedy: str
+
+
+_LINEAR_ONLY: Final = "train with LoRA on the linear layers of the decoder only"
+
 # Tensors of features that are not served yet, told by their names; the first match counts.
 _UNSERVED: Final = tuple(
-    (re.compile(pattern), what)
-    for pattern, what in (
-        (r"\.lora_magnitude_vector", "a magnitude vector of DoRA (use_dora), which is not served yet"),
-        (r"\.lora_B(\..+)?\.bias$", "a bias of lora_B (lora_bias), which is not served yet"),
-        (r"\.lora_embedding_[AB]", "LoRA on embed_tokens (target_modules), which is not served yet"),
-        (r"(^|\.)lm_head\.lora_[AB]\.", "LoRA on lm_head (target_modules), which is not served yet"),
-        (r"\.token_adapter\.", "trained token rows (trainable_token_indices), which are not served yet"),
-        (r"\.lora_(velora|monteclora|diag)", "an extra of a LoRA variant that is not served yet"),
-        (r"\.base_layer\.weight$", "a copy of the base's own weights; save with save_embedding_layers=False"),
-        (r"\.bias$", "a trained bias of the base (bias), which is not served yet"),
+    (re.compile(pattern), UnservedFeature(what, remedy))
+    for pattern, what, remedy in (
+        (
+            r"\.lora_magnitude_vector",
+            "a magnitude vector of DoRA (use_dora), which is not served yet",
+            "train with use_dora=False",
+        ),
+        (
+            r"\.lora_B(\..+)?\.bias$",
+            "a bias of lora_B (lora_bias), which is not served yet",
+            "train with lora_bias=False",
+        ),
+        (
+            r"\.lora_embedding_[AB]",
+            "LoRA on embed_tokens (target_modules), which is not served yet",
+            f"leave embed_tokens out of target_modules; {_LINEAR_ONLY}",
+        ),
+        (
+            r"(^|\.)lm_head\.lora_[AB]\.",
+            "LoRA on lm_head (target_modules), which is not served yet",
+            f"leave lm_head out of target_modules; {_LINEAR_ONLY}",
+        ),
+        (
+            r"\.token_adapter\.",
+            "trained token rows (trainable_token_indices), which are not served yet",
+            "train without trainable_token_indices",
+        ),
+        (r"\.lora_(velora|monteclora|diag)", "an extra of a LoRA variant that is not served yet", "train a plain LoRA"),
+        (r"\.base_layer\.weight$", "a copy of the base's own weights", "save with save_embedding_layers=False"),
+        (r"\.bias$", "a trained bias of the base (bias), which is not served yet", 'train with bias="none"'),
         (
             r"(lm_head|embed_tokens)\.weight$",
             "a whole matrix (modules_to_save or a resized vocabulary), not served yet",
+            f"train without modules_to_save and with the base's own vocabulary; {_LINEAR_ONLY}",
         ),
-        (r"norm[^.]*\.weight$", "a trained norm (modules_to_save), which is not served yet"),
-        (r"\.lora_[ab]$", "named as MLX does; convert the adapter to PEFT's names and layout"),
+        (r"norm[^.]*\.weight$", "a trained norm (modules_to_save), which is not served yet", _LINEAR_ONLY),
+        (r"\.lora_[ab]$", "named as MLX does", "convert the adapter to PEFT's names and layout"),
     )
 )
 
@@ -59,9 +90,9 @@ def parse_lora_name(name: str) -> LoraTensorName | None:
     return LoraTensorName(match["module"], match["part"], match["adapter"])
 
 
-def unserved_feature(name: str) -> str | None:
-    """What a tensor is that belongs to a feature which is not served yet; None for every other tensor."""
-    return next((what for pattern, what in _UNSERVED if pattern.search(name)), None)
+def unserved_feature(name: str) -> UnservedFeature | None:
+    """The feature not served yet that a tensor belongs to; None for every other tensor."""
+    return next((feature for pattern, feature in _UNSERVED if pattern.search(name)), None)
 
 
 class ModuleTarget(NamedTuple):

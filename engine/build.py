@@ -78,7 +78,7 @@ class _Parts:
             activation_bytes=measure_peak_activations(
                 self.model,
                 block_size=config.block_size,
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=config.num_seats,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=min(config.max_model_len or max_context_len, max_context_len),
             ),
@@ -122,7 +122,7 @@ def _info(config: EngineConfig, model: DecoderModel, plan: memory_plan.MemoryPla
         device=config.device,
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=plan.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seats,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,

@@ -63,9 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.adapter_slots is not None and self.adapter_memory_bytes is not None:
             raise ConfigurationError("give adapter_slots or adapter_memory_gib, not both", param="adapter_slots")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigurationError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running request can decode in one step",
-                param="max_num_batched_tokens",
-            )
+
+    @property
+    def num_seats(self) -> int:
+        """Requests that may run at once: each of them must be able to decode in every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -13,11 +13,12 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
 
     The runner indexes logits with these ids, so every way into the engine calls this before a request is accepted.
     """
-    _check_token_ids("logit_bias", params.logit_bias, vocab_size)
-    _check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_token_ids("logit_bias", params.logit_bias, vocab_size)
+    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 
 
-def _check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise InvalidRequestError for the first that is no token of the model; `param` says whose ids they are."""
     outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
     if outside:
         raise InvalidRequestError(

@@ -12,6 +12,7 @@ from loraplex.platform.api_keys import endpoints as api_keys
 from loraplex.platform.draining import DrainingMiddleware
 from loraplex.platform.errors import install_error_handlers
 from loraplex.platform.http.layers import install_layers
+from loraplex.platform.http.turns import TurnsMiddleware
 from loraplex.platform.openai import router as openai
 from loraplex.platform.services import Services
 from loraplex.platform.telemetry.layer import ErrorCountMiddleware
@@ -20,9 +21,11 @@ from loraplex.platform.tenants import endpoints as tenants
 
 def create_app(services: Services) -> FastAPI:
     """The application of one server process. Opening and closing the services is the caller's."""
-    app = FastAPI(title="LoRAplex", version=version("loraplex"), docs_url=None, redoc_url=None)
+    # no redirects: behind a proxy they would name this host and its scheme, and a client would send its key there
+    app = FastAPI(title="LoRAplex", version=version("loraplex"), docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    app.add_middleware(DrainingMiddleware, services=services)  # innermost: who calls is settled first
+    app.add_middleware(TurnsMiddleware)
+    app.add_middleware(DrainingMiddleware, services=services)  # who calls is settled first
     install_layers(app, cors_origins=services.settings.cors_origin)
     app.add_middleware(ErrorCountMiddleware, metrics=services.metrics)
     install_error_handlers(app)

@@ -1,19 +1,20 @@
-"""What endpoints ask for. Authentication and the tenant of the path were settled by the ASGI layer, before the body."""
+"""What endpoints ask for. Authentication and the tenant of the path were settled by the ASGI layer, before the body.
+
+All of them are coroutines although none waits: the framework runs a plain function on a thread, for every request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.api_keys.principal import Principal, Scope, TenantContext
 from loraplex.platform.errors import AuthenticationError, NotFoundError
 from loraplex.platform.services import Services
 
 
-def get_services(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
@@ -21,7 +22,7 @@ def get_services(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(get_services)]
 
 
-def get_principal(request: Request) -> Principal:
+async def get_principal(request: Request) -> Principal:
     principal: Principal | None = getattr(request.state, "principal", None)
     if principal is None:
         raise AuthenticationError("this route needs a key: send `Authorization: Bearer KEY`")
@@ -31,7 +32,7 @@ def get_principal(request: Request) -> Principal:
 CurrentPrincipal = Annotated[Principal, Depends(get_principal)]
 
 
-def get_tenant(request: Request) -> TenantContext:
+async def get_tenant(request: Request) -> TenantContext:
     tenant: TenantContext | None = getattr(request.state, "tenant", None)
     if tenant is None:
         raise NotFoundError("no such tenant", param="tenant")
@@ -45,7 +46,7 @@ PathTenant = RequestTenant
 """The same, for routes with `{tenant}` in their path: another tenant's and an unknown one are 404 alike."""
 
 
-def get_request_id(request: Request) -> str:
+async def get_request_id(request: Request) -> str:
     request_id: str = request.state.request_id
     return request_id
 
@@ -57,17 +58,8 @@ RequestId = Annotated[str, Depends(get_request_id)]
 def require_scope(scope: Scope) -> Any:
     """A route dependency: `dependencies=[require_scope(Scope.INFER)]`. 403 naming the scope that is missing."""
 
-    def check(principal: CurrentPrincipal) -> None:
+    async def check(principal: CurrentPrincipal) -> None:
         principal.require(scope)
 
     check.scope = scope  # type: ignore[attr-defined]  # read by the test that walks every route
     return Depends(check)
-
-
-async def get_session(services: ServicesDep) -> AsyncIterator[AsyncSession]:
-    async with services.database.session() as session:
-        yield session
-
-
-# scope="function": committed before the reply is sent, so that a 201 is true
-SessionDep = Annotated[AsyncSession, Depends(get_session, scope="function")]

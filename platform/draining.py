@@ -1,4 +1,4 @@
-"""Turns new work away while the server shuts down. Probes, metrics and cancelling go on."""
+"""Counts the work, and turns new work away while the server shuts down. Probes, metrics and cancelling go on."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ class DrainingMiddleware:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._services.is_draining and scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["type"] != "http" or _is_open(scope["path"]):
+            await self._app(scope, receive, send)
+        elif self._services.is_draining:
             await refuse(scope, receive, send, ServiceUnavailableError("the server is shutting down; try another"))
         else:
-            await self._app(scope, receive, send)
+            with self._services.in_progress.track():
+                await self._app(scope, receive, send)
 
 
 def _is_open(path: str) -> bool:

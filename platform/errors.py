@@ -164,7 +164,10 @@ def _shape(
 async def _on_loraplex_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LoraplexError)
     if isinstance(error, ServerError):
-        logger.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
+        is_foreseen = http_status(type(error)) == 503  # comes in crowds while an engine starts: no tracebacks
+        logger.error(
+            "%s %s: %s", request.method, request.url.path, error.message, exc_info=None if is_foreseen else error
+        )
     return error_response(error, request_id=_request_id(request))
 
 
@@ -211,7 +214,7 @@ def _field(location: Sequence[int | str]) -> str:
 def _describe(fault: dict[str, Any]) -> str:
     if fault["type"] == "json_invalid":
         return f"the body is not valid JSON (at character {fault['loc'][-1]})"
-    if tuple(fault["loc"]) == ("body",):
+    if tuple(fault["loc"]) == ("body",) and fault["type"] != "value_error":
         return "the body must be a JSON object, sent with `content-type: application/json`"
     field = _field(fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ")

@@ -12,7 +12,8 @@ Item = TypeVar("Item")
 Row = TypeVar("Row")
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
-After = Annotated[str | None, Query(max_length=64, description="The last one of the page before.")]
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"  # text without control characters; PostgreSQL stores no NUL
+After = Annotated[str | None, Query(max_length=64, pattern=PRINTABLE, description="The last one of the page before.")]
 
 
 class Page(BaseModel, Generic[Item]):

@@ -17,6 +17,7 @@ from pathlib import Path
 from sqlalchemy.exc import IntegrityError
 
 from loraplex.engine.errors import ConfigurationError
+from loraplex.platform.data_folder import make_data_folder
 from loraplex.platform.db.models import Setting
 from loraplex.platform.db.session import Database
 from loraplex.platform.settings import DataSettings
@@ -122,7 +123,7 @@ def _create_exclusively(path: Path) -> None:
     """Publish a complete file or leave the one that is there: a reader never sees a part of it."""
     if path.exists():
         return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_data_folder(path.parent)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from loraplex.engine.frontend.protocol import EngineState
 from loraplex.platform.errors import ServiceUnavailableError
+from loraplex.platform.in_progress import RequestsInProgress
 
 if TYPE_CHECKING:
     from loraplex.adapters.base_spec import BaseSpec
@@ -45,7 +47,9 @@ class Services:
     usage: UsageService
     metrics: Metrics
     running: RunningRequests
+    tokenizing: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizing"))
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    in_progress: RequestsInProgress = field(default_factory=RequestsInProgress)
     is_draining: bool = False  # set once, at SIGTERM
 
     @property

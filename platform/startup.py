@@ -21,6 +21,7 @@ from loraplex.engine.frontend.tokenizer import Tokenizer
 from loraplex.engine.models.base_spec import build_base_spec
 from loraplex.platform.adapters.registry import AdapterRegistry
 from loraplex.platform.api_keys.bootstrap import bootstrap
+from loraplex.platform.data_folder import make_data_folder
 from loraplex.platform.db.session import Database
 from loraplex.platform.installation import open_installation
 from loraplex.platform.model_folder import find_model_folder
@@ -53,7 +54,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Opened]:
         StorageError: the database or the store cannot be reached.
     """
     folder = await asyncio.to_thread(find_model_folder, settings.model)
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_data_folder(settings.data_dir)
     store = ArtifactStore(settings.store_url.get_secret_value(), cache_dir=settings.data_dir / "cache")
     engine = ProcessEngineClient(
         replace(settings.engine_config(), model=str(folder)),
@@ -92,6 +93,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Opened]:
             metrics=metrics,
             running=running,
         )
+        stack.callback(services.tokenizing.shutdown, wait=False, cancel_futures=True)
         is_open.set()
         yield Opened(services=services, engine=engine, engine_start=engine_start)
 

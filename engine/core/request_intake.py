@@ -14,6 +14,7 @@ from loraplex.engine.core.block_hash import MAX_SALT_BYTES
 from loraplex.engine.errors import ContextLengthError
 from loraplex.engine.messages import GenerateRequest
 from loraplex.engine.request import Request
+from loraplex.engine.sampling_checks import check_sampling_params, check_token_ids
 from loraplex.engine.sampling_params import SamplingParams
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -69,19 +70,8 @@ class RequestIntake:
     def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:
         if not prompt:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-        self._check_in_vocabulary("prompt", min(prompt), max(prompt))
-        if params.logit_bias:
-            self._check_in_vocabulary("logit_bias", min(params.logit_bias), max(params.logit_bias))
-        if params.stop_token_ids:
-            self._check_in_vocabulary("stop_token_ids", min(params.stop_token_ids), max(params.stop_token_ids))
-
-    def _check_in_vocabulary(self, param: str, lowest: int, highest: int) -> None:
-        vocab_size = self._limits.vocab_size
-        if lowest < 0 or highest >= vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidRequestError(
-                f"{param} holds token id {wrong}; this model's token ids run from 0 to {vocab_size - 1}", param=param
-            )
+        check_token_ids("prompt", (min(prompt), max(prompt)), self._limits.vocab_size)
+        check_sampling_params(params, self._limits.vocab_size)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         max_model_len = self._limits.max_model_len

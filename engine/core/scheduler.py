@@ -131,7 +131,9 @@ class Scheduler:
         entries = step.entries()
         for entry in entries:
             self._policy.charge(entry.request, entry.num_tokens)
-        return SchedulerOutput(scheduled=entries, blocks_to_zero=self.kv_cache.take_blocks_to_zero())
+        # An empty step is not executed: what has to be zeroed waits for one that is.
+        blocks_to_zero = self.kv_cache.take_blocks_to_zero() if entries else ()
+        return SchedulerOutput(scheduled=entries, blocks_to_zero=blocks_to_zero)
 
     def update(self, output: SchedulerOutput, results: RunnerOutput) -> list[RequestOutput]:
         """Take in what the runner computed; all outputs since the last update."""
@@ -341,6 +343,6 @@ def create_scheduler(*, config: EngineConfig, num_blocks: int, adapters: Adapter
         kv_cache=kv_cache,
         adapters=adapters,
         policy=FirstComeFirstServed(),
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seats,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -41,7 +42,7 @@ class Detokenizer:
 
     def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int] = ()) -> None:
         self._decoder = decoder
-        self._window = [token for token in prompt_token_ids if decoder.has_text(token)][-NUM_CONTEXT_TOKENS:]
+        self._window = _last_with_text(decoder, prompt_token_ids)
         self._num_prefix = self._num_whole()
         self._prefix_text = self._decode_prefix()
         self._open_text = ""
@@ -80,3 +81,9 @@ class Detokenizer:
             if not self._decoder.decode(self._window[:num_whole]).endswith(REPLACEMENT):
                 return num_whole
         return size
+
+
+def _last_with_text(decoder: Decoder, token_ids: Sequence[int]) -> list[int]:
+    """The last NUM_CONTEXT_TOKENS that say something, found from the end: a prompt may be very long."""
+    with_text = (token_id for token_id in reversed(token_ids) if decoder.has_text(token_id))
+    return list(islice(with_text, NUM_CONTEXT_TOKENS))[::-1]

@@ -19,6 +19,7 @@ import msgspec
 
 from loraplex.adapters.errors import LoraplexError
 from loraplex.engine.frontend.channel import EngineChannel, EngineLaunch
+from loraplex.engine.frontend.collector import spare_collector
 from loraplex.engine.frontend.engine_loop import EngineLoop
 from loraplex.engine.messages import EngineFailed
 from loraplex.engine.outputs import ErrorInfo
@@ -66,6 +67,7 @@ def _serve(launch: EngineLaunch, channel: EngineChannel) -> int:
         logger.error("the engine could not start: %s", error, exc_info=not isinstance(error, LoraplexError))
         channel.send(EngineFailed(_error_info(error), []))
         return EXIT_START_FAILED
+    spare_collector()
     channel.send(info)
     try:
         EngineLoop(core, receive=channel.receive, send=channel.send).run()

@@ -29,6 +29,7 @@ class Tokenizer:
         self._added_ids = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._vocab_size = len(tokenizer)
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -55,6 +56,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def longest_token(self) -> int:
+        """Characters: a text of N has at least N / longest_token tokens."""
+        return self._longest_token
 
     @property
     def has_chat_template(self) -> bool:

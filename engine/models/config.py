@@ -78,11 +78,11 @@ class ModelConfig:
 
     @property
     def max_context_len(self) -> int:
-        """Tokens that the position embeddings were made for."""
-        stretched = (
-            self.rope.factor * self.rope.original_max_position_embeddings if self.rope.rope_type == "yarn" else 0
-        )
-        return max(self.max_position_embeddings, int(stretched))
+        """Tokens that the position embeddings were made for.
+
+        `max_position_embeddings` of a file with yarn or linear scaling may be the length before or after it.
+        """
+        return max(self.max_position_embeddings, int(self.rope.stretched_max_position_embeddings))
 
 
 def _eos_token_ids(path: Path, raw: HFConfig) -> frozenset[int]:

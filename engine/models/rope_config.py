@@ -27,6 +27,11 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0  # cos and sin are multiplied by it
 
+    @property
+    def stretched_max_position_embeddings(self) -> float:
+        """Where positions end that `factor` spread over more tokens; 0 for a type whose context is not so stated."""
+        return self.factor * self.original_max_position_embeddings if self.rope_type in ("linear", "yarn") else 0
+
 
 class RopeParameters(msgspec.Struct, kw_only=True):
     """`rope_parameters` (new) or `rope_scaling` (old, with `type` and without `rope_theta`) as written."""
@@ -77,7 +82,12 @@ def resolve_rope(
     original = original_max_position_embeddings or given.original_max_position_embeddings or max_position_embeddings
     match rope_type:
         case "linear":
-            return RopeConfig(rope_type=rope_type, theta=theta, factor=_factor(given, rope_type))
+            return RopeConfig(
+                rope_type=rope_type,
+                theta=theta,
+                factor=_factor(given, rope_type),
+                original_max_position_embeddings=original,
+            )
         case "llama3":
             return _llama3(given, theta, original)
         case "yarn":

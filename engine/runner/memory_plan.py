@@ -75,13 +75,13 @@ class _Planner:
     def plan(self) -> MemoryPlan:
         config, footprint = self._config, self._footprint
         num_blocks = self._num_blocks()
-        max_model_len = config.max_model_len or min(self._wanted_len, num_blocks * config.block_size)
-        if num_blocks < max(self._blocks_of(min(max_model_len, self._wanted_len)), 1):
+        max_model_len = config.max_model_len or footprint.max_position_embeddings
+        if num_blocks < self._blocks_of(self._wanted_len):
             raise self._too_small(num_blocks)
         if max_model_len > footprint.max_position_embeddings:
             raise self._too_long()
         if config.kv_cache_memory_bytes is None:
-            num_blocks = min(num_blocks, config.max_num_seqs * self._blocks_of(max_model_len))
+            num_blocks = min(num_blocks, config.num_seats * self._blocks_of(max_model_len))
         return MemoryPlan(
             num_blocks=num_blocks,
             num_slots=self._num_slots,
@@ -156,7 +156,7 @@ class _Planner:
         if above <= below:
             return [f"--kv-cache-memory-gib {_gib(above)}{self._with_length(self._blocks_of(self._wanted_len))}"]
         if self._config.max_model_len is None and num_blocks >= 1:
-            return [f"--kv-cache-memory-gib {_gib(below)}"]
+            return [f"--kv-cache-memory-gib {_gib(below)}{self._with_length(num_blocks)}"]
         return []
 
     def _shorter_sequences(self, num_blocks: int) -> list[str]:
@@ -172,9 +172,9 @@ class _Planner:
 
     def _with_length(self, num_blocks: int) -> str:
         """What a remedy needs besides, when `num_blocks` or the model's positions do not reach `max_model_len`."""
-        length = min(num_blocks * self._config.block_size, self._footprint.max_position_embeddings)
-        given = self._config.max_model_len
-        return f" with --max-model-len {length}" if given is not None and given > length else ""
+        reach = self._footprint.max_position_embeddings
+        length = min(num_blocks * self._config.block_size, reach)
+        return f" with --max-model-len {length}" if (self._config.max_model_len or reach) > length else ""
 
 
 def _num_slots(config: EngineConfig, footprint: ModelFootprint, rest: int) -> int:

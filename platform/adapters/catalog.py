@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +9,7 @@ from datetime import datetime
 from loraplex.adapters.ref import AdapterRef
 from loraplex.platform.adapters.naming import DEFAULT_ALIAS, LATEST_ALIAS
 from loraplex.platform.adapters.resolution import RequestedAdapter
+from loraplex.platform.keyed_lock import KeyedLock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +57,26 @@ AdapterLoader = Callable[[str, str], Awaitable[CatalogAdapter | None]]  # (tenan
 class Catalog:
     """(tenant id, adapter name) -> CatalogAdapter.
 
-    Every read of SQL and the swap that follows it happen under one lock, so an older reading never replaces a newer
-    one. A name that does not exist is not remembered: memory is bounded by what is registered.
+    Every read of SQL and the swap that follows it happen under the name's lock, so an older reading never replaces a
+    newer one. A name that does not exist is not remembered: memory is bounded by what is registered.
     """
 
     def __init__(self, load: AdapterLoader) -> None:
         self._load = load
         self._adapters: dict[tuple[str, str], CatalogAdapter] = {}
         self._live: set[str] = set()  # ids of the versions in `_adapters`
-        self._lock = asyncio.Lock()
+        self._locks = KeyedLock()
 
     async def get(self, tenant_id: str, name: str) -> CatalogAdapter | None:
         found = self._adapters.get((tenant_id, name))
         if found is not None:
             return found
-        async with self._lock:
+        async with self._locks.hold(f"{tenant_id}/{name}"):
             return self._adapters.get((tenant_id, name)) or await self._reload(tenant_id, name)
 
     async def refresh(self, tenant_id: str, name: str) -> CatalogAdapter | None:
         """Read the adapter again after a committed change; requests see the change from here on."""
-        async with self._lock:
+        async with self._locks.hold(f"{tenant_id}/{name}"):
             return await self._reload(tenant_id, name)
 
     def names(self, tenant_id: str) -> list[str]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import BeforeValidator
 
 from loraplex.adapters.errors import LoraplexError
+from loraplex.platform.adapters.naming import check_version_digits
 from loraplex.platform.adapters.schemas import MAX_VERSION, AdapterView, AliasView, PutAlias, VersionView
 from loraplex.platform.adapters.upload import Refusal, read_upload
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.deps import CurrentPrincipal, PathTenant, ServicesDep, require_scope
+from loraplex.platform.http.json_body import JsonRoute
 from loraplex.platform.paging import After, Limit, Page, cut
 
-router = APIRouter(prefix="/api/v1/tenants/{tenant}/adapters", tags=["adapters"])
+router = APIRouter(route_class=JsonRoute, prefix="/api/v1/tenants/{tenant}/adapters", tags=["adapters"])
 
 CAN_READ = [require_scope(Scope.ADAPTERS_READ)]
 CAN_WRITE = [require_scope(Scope.ADAPTERS_WRITE)]
 
-Version = Annotated[int, Path(ge=1, le=MAX_VERSION)]
+Version = Annotated[int, Path(ge=1, le=MAX_VERSION), BeforeValidator(check_version_digits)]
 Before = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Only versions below this number.")]
 IfMatch = Annotated[str | None, Header(description="Change the alias only if this is its etag.", max_length=64)]
 

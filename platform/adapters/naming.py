@@ -60,6 +60,13 @@ def check_new_name(text: str, *, what: str) -> None:
         )
 
 
+def check_version_digits(text: str) -> str:
+    """`text` itself. Raises ValueError unless it is a version number as it is always written: no sign, no zeros."""
+    if not _VERSION.fullmatch(text):
+        raise ValueError("a version is a number from 1 on")
+    return text
+
+
 def check_new_alias(text: str) -> None:
     """Raise InvalidRequestError unless an alias may be created under this name."""
     if not is_alias_name(text) or text == LATEST_ALIAS:

@@ -16,14 +16,18 @@ from loraplex.engine.frontend.protocol import EngineClient
 from loraplex.platform.adapters.aliases import Aliases
 from loraplex.platform.adapters.catalog import Catalog, CatalogAdapter, CatalogVersion
 from loraplex.platform.adapters.catalog_loader import CatalogLoader
-from loraplex.platform.adapters.keyed_lock import KeyedLock
 from loraplex.platform.adapters.naming import check_new_name, is_name, label, shown, unknown_adapter
 from loraplex.platform.adapters.publisher import Publisher
 from loraplex.platform.adapters.references import References
 from loraplex.platform.adapters.removal import Removals
 from loraplex.platform.adapters.repository import AdapterRepository
 from loraplex.platform.adapters.residency import Residency
-from loraplex.platform.adapters.resolution import RequestedAdapter, ResolvedAdapter, ResolvedSelection
+from loraplex.platform.adapters.resolution import (
+    RequestedAdapter,
+    ResolvedAdapter,
+    ResolvedSelection,
+    check_number_of_parts,
+)
 from loraplex.platform.adapters.retirement import Retirement
 from loraplex.platform.adapters.serving_fit import ServingFit
 from loraplex.platform.adapters.upload_space import UploadSpace
@@ -31,9 +35,9 @@ from loraplex.platform.adapters.validator import Validator
 from loraplex.platform.api_keys.principal import TenantContext
 from loraplex.platform.db.models import AdapterVersion
 from loraplex.platform.db.session import Database
+from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.storage.artifact_store import ArtifactStore
 
-MAX_MIX_PARTS = 8
 MAX_ABS_WEIGHT = 10.0
 LIST_PAGE = 500
 
@@ -132,8 +136,7 @@ class AdapterRegistry:
             InvalidRequestError: too many parts, a weight out of bounds, or one version twice.
             ConflictError: a version of another base, or one that no longer fits this server.
         """
-        if len(requested) > MAX_MIX_PARTS:
-            raise InvalidRequestError(f"a mix of {len(requested)} adapters; at most {MAX_MIX_PARTS}", param="lora")
+        check_number_of_parts(len(requested))
         for one in requested:
             _check_weight(one)
         versions = [await self._find(tenant, one) for one in requested]
@@ -162,14 +165,11 @@ class AdapterRegistry:
         finally:
             self._references.drop(version_ids)
 
-    async def list_for_tenant(self, tenant: TenantContext) -> list[ListedAdapter]:
-        """The tenant's adapters in the order of their names, each with its default version."""
-        listed: list[ListedAdapter] = []
-        page = await self.list_adapters(tenant)
-        while page:
-            listed += [_listed(adapter) for adapter in page]
-            page = await self.list_adapters(tenant, after=page[-1].name) if len(page) == LIST_PAGE else []
-        return listed
+    async def list_for_tenant(
+        self, tenant: TenantContext, *, after: str = "", limit: int = LIST_PAGE
+    ) -> list[ListedAdapter]:
+        """Adapters in the order of their names, beginning behind `after`, each with its default version."""
+        return [_listed(adapter) for adapter in await self._loader.load_page(tenant.id, after=after, limit=limit)]
 
     async def list_adapters(
         self, tenant: TenantContext, *, after: str = "", limit: int = LIST_PAGE

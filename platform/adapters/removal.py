@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from loraplex.adapters.errors import LoraplexError
 from loraplex.engine.frontend.protocol import EngineClient
-from loraplex.platform.adapters.keyed_lock import KeyedLock
 from loraplex.platform.adapters.references import References
 from loraplex.platform.adapters.repository import READY, RETIRED, UPLOADING, AdapterRepository
 from loraplex.platform.db.models import AdapterVersion
 from loraplex.platform.db.session import Database
+from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.storage.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from loraplex.engine.errors import EngineDeadError
 from loraplex.engine.frontend.protocol import EngineClient
 from loraplex.platform.adapters.catalog import Catalog, CatalogVersion
 from loraplex.platform.adapters.catalog_loader import CatalogLoader
-from loraplex.platform.adapters.keyed_lock import KeyedLock
 from loraplex.platform.adapters.naming import unknown_adapter
 from loraplex.platform.adapters.repository import READY, AdapterRepository, OwnedVersion
 from loraplex.platform.adapters.serving_fit import ServingFit
@@ -18,6 +17,7 @@ from loraplex.platform.audit.service import record
 from loraplex.platform.db.models import AdapterVersion
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import ConflictError
+from loraplex.platform.keyed_lock import KeyedLock
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loraplex.adapters.errors import InvalidRequestError
 from loraplex.adapters.ref import LoraSelection
+
+MAX_MIX_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +41,9 @@ class ResolvedSelection:
 
     selection: LoraSelection
     adapters: tuple[ResolvedAdapter, ...] = ()
+
+
+def check_number_of_parts(number: int) -> None:
+    """Raise InvalidRequestError for a mix of more adapters than one request may have."""
+    if number > MAX_MIX_PARTS:
+        raise InvalidRequestError(f"a mix of {number} adapters; at most {MAX_MIX_PARTS}", param="lora")

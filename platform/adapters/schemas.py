@@ -77,8 +77,10 @@ class VersionView(BaseModel):
 class AliasTarget(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    version: int = Field(ge=1, le=MAX_VERSION)
-    weight: int = Field(default=_FULL_WEIGHT, ge=_FULL_WEIGHT, le=_FULL_WEIGHT, description="Only 100 for now.")
+    version: int = Field(strict=True, ge=1, le=MAX_VERSION)
+    weight: int = Field(
+        default=_FULL_WEIGHT, strict=True, ge=_FULL_WEIGHT, le=_FULL_WEIGHT, description="Only 100 for now."
+    )
 
 
 class PutAlias(BaseModel):
@@ -86,7 +88,7 @@ class PutAlias(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
+    version: int | None = Field(default=None, strict=True, ge=1, le=MAX_VERSION)
     targets: list[AliasTarget] | None = Field(default=None, min_length=1, max_length=1)
 
     @model_validator(mode="after")

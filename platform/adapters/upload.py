@@ -6,10 +6,10 @@ Every byte is counted before it is parsed, hashed while it is written, and gone 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
@@ -20,10 +20,11 @@ from loraplex.adapters.archive import ArchiveLimits, unpack_zip
 from loraplex.adapters.digest import hash_file
 from loraplex.adapters.errors import InvalidRequestError, LoraplexError
 from loraplex.adapters.folder import version_files
+from loraplex.platform.adapters.disk import on_disk, uninterrupted
 from loraplex.platform.adapters.multipart import MultipartFiles
 from loraplex.platform.adapters.received_files import ReceivedFiles
 from loraplex.platform.adapters.upload_space import UploadArea, too_large
-from loraplex.platform.errors import StorageError, UnsupportedMediaTypeError, http_status
+from loraplex.platform.errors import UnsupportedMediaTypeError, http_status
 from loraplex.platform.http.refusal import refuse
 from loraplex.platform.storage.manifest import StoredFile
 
@@ -31,11 +32,6 @@ MULTIPART = "multipart/form-data"
 ZIP = "application/zip"
 STALL_TIMEOUT_S = 60.0
 MAX_FILES = 256
-
-logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 async def read_upload(request: Request, area: UploadArea) -> ReadUpload:
@@ -47,13 +43,13 @@ async def read_upload(request: Request, area: UploadArea) -> ReadUpload:
         InvalidRequestError: a malformed or stalled body, or fields that are not known.
     """
     _check_head(request, area)
-    sink = _open_sink(request.headers.get("content-type", ""), area)
+    sink = await uninterrupted(on_disk, _open_sink, request.headers.get("content-type", ""), area)
     try:
         async for chunk in _chunks(request):
             area.take(len(chunk))
-            await _uninterrupted(_on_disk, sink.write, chunk)
+            await uninterrupted(on_disk, sink.write, chunk)
     except BaseException:
-        sink.close()
+        await _close(sink)
         raise
     return ReadUpload(sink, area)
 
@@ -74,9 +70,9 @@ class ReadUpload:
         try:
             if self._sink.is_archive:
                 self._area.reserve_for_unpacking()
-            received = await _uninterrupted(_on_disk, self._sink.finish)
+            received = await uninterrupted(on_disk, self._sink.finish)
         finally:
-            self._sink.close()
+            await _close(self._sink)
         return received.only(version_files(self._area.files))
 
 
@@ -171,21 +167,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _uninterrupted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread, and leave only when it has ended, so that nothing is written after the clean-up."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # seen; the cancellation is what counts
-        raise
-
-
-def _on_disk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    try:
-        return function(*args, **kwargs)
-    except OSError as error:
-        logger.error("an upload cannot be written: %s", error)
-        raise StorageError("the server has no room for the upload; tell the operator") from error
+async def _close(sink: _Sink) -> None:
+    """Whether the last bytes still reach the disk (a full one takes none) is nobody's concern now."""
+    with contextlib.suppress(OSError):
+        await uninterrupted(sink.close)

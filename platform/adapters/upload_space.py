@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from loraplex.platform.adapters.disk import on_disk, uninterrupted
 from loraplex.platform.errors import PayloadTooLargeError, ServiceUnavailableError
 
 _LOCK_NAME = "lock"
@@ -52,14 +53,17 @@ class UploadSpace:
 
     @asynccontextmanager
     async def allocate(self) -> AsyncIterator[UploadArea]:
-        """Room for one upload; its files are gone when the block ends."""
-        assert self._own_folder is not None, "open the space first"
-        area = UploadArea(Path(tempfile.mkdtemp(dir=self._own_folder)), self)
+        """Room for one upload; its files are gone when the block ends. Raises StorageError if the disk gives none."""
+        area = await uninterrupted(on_disk, self._make_area)
         try:
             yield area
         finally:
             await _remove(area.folder)
             self._num_bytes -= area.num_bytes + area.num_reserved
+
+    def _make_area(self) -> UploadArea:
+        assert self._own_folder is not None, "open the space first"
+        return UploadArea(Path(tempfile.mkdtemp(dir=self._own_folder)), self)
 
     def take(self, num_bytes: int) -> None:
         """Raise ServiceUnavailableError when all uploads together would be over the quota."""

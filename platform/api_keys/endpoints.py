@@ -8,9 +8,10 @@ from loraplex.platform.api_keys.principal import Scope, TenantContext
 from loraplex.platform.api_keys.schemas import CreatedKeyView, CreateKey, KeyView
 from loraplex.platform.api_keys.service import ApiKeyService
 from loraplex.platform.deps import CurrentPrincipal, PathTenant, ServicesDep, require_scope
+from loraplex.platform.http.json_body import JsonRoute
 from loraplex.platform.paging import After, Limit, Page, cut
 
-router = APIRouter(prefix="/api/v1", tags=["keys"])
+router = APIRouter(route_class=JsonRoute, prefix="/api/v1", tags=["keys"])
 
 
 @router.post("/tenants/{tenant}/keys", status_code=201, dependencies=[require_scope(Scope.TENANT_ADMIN)])

@@ -23,7 +23,8 @@ from loraplex.platform.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from loraplex.platform.ids import new_id
+from loraplex.platform.ids import is_id, new_id
+from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.tenants.context import TenantContexts
 
@@ -52,6 +53,7 @@ class ApiKeyService:
         self._pepper = secret_key.subkey("api-key")
         self._contexts = TenantContexts(secret_key)
         self._cache = PrincipalCache() if cache is None else cache
+        self._looking_up = KeyedLock()
 
     async def authenticate(self, secret: str) -> Principal:
         """Who holds this key. Raises AuthenticationError if it is unknown, revoked or expired.
@@ -64,11 +66,8 @@ class ApiKeyService:
         cached = self._cache.get(digest)
         if cached is not None:
             return cached
-        generation = self._cache.generation
-        key, tenant = await self._find(digest)
-        principal = self._principal(key, tenant)
-        self._cache.put(digest, principal, expires_at=key.expires_at, generation=generation)
-        return principal
+        async with self._looking_up.hold(digest.hex()):  # of many requests with one key, one asks the database
+            return self._cache.get(digest) or await self._look_up(digest)
 
     async def create(
         self,
@@ -111,7 +110,7 @@ class ApiKeyService:
             name=name,
             key_hmac=self._digest(secret),
             prefix=secret[:SHOWN_CHARACTERS],
-            scopes=sorted(scope.value for scope in scopes),
+            scopes=sorted({scope.value for scope in scopes}),
             created_at=utc_now(),
         )
         return CreatedKey(key=key, secret=secret)
@@ -128,7 +127,7 @@ class ApiKeyService:
     async def revoke(self, key_id: str, tenant: TenantContext | None, *, actor: str) -> None:
         """From now on the key is unknown. Raises NotFoundError if the tenant (or the platform) has no such key."""
         async with self._database.session() as session:
-            key = await session.get(ApiKey, key_id)
+            key = await session.get(ApiKey, key_id) if is_id(key_id) else None
             if key is None or key.tenant_id != (tenant.id if tenant else None):
                 raise NotFoundError("no such key", param="key")
             if key.revoked_at is None:
@@ -148,6 +147,13 @@ class ApiKeyService:
 
     def _digest(self, secret: str) -> bytes:
         return hmac.digest(self._pepper, secret.encode(), hashlib.sha256)
+
+    async def _look_up(self, digest: bytes) -> Principal:
+        generation = self._cache.generation
+        key, tenant = await self._find(digest)
+        principal = self._principal(key, tenant)
+        self._cache.put(digest, principal, expires_at=key.expires_at, generation=generation)
+        return principal
 
     async def _find(self, digest: bytes) -> tuple[ApiKey, Tenant | None]:
         query = select(ApiKey, Tenant).outerjoin(Tenant, ApiKey.tenant_id == Tenant.id).where(ApiKey.key_hmac == digest)

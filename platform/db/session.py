@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from loraplex.platform.db.engine import create_engine, normalize_url
+from loraplex.platform.db.engine import SQLITE_BUSY_TIMEOUT_MS, create_engine, normalize_url
 from loraplex.platform.db.migrate import current_revision, migrate
 from loraplex.platform.errors import StorageError
 from loraplex.platform.settings import redact_url
@@ -25,6 +26,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = normalize_url(url)
         self._engine = create_engine(self.url)
+        self._writers = asyncio.Lock() if self.url.get_backend_name() == "sqlite" else None
         # On SQLite a reader must not take the write lock, which every other transaction takes at its beginning.
         self._read_engine = self._engine.execution_options(loraplex_read_only=True)
 
@@ -38,7 +40,7 @@ class Database:
         On SQLite it holds the write lock from its beginning, so what it reads stays true until it commits; never open
         one inside another. Raises StorageError if the database cannot be reached.
         """
-        async with _unreachable_is_storage_error(), _connected(self._engine) as session:
+        async with self._turn_to_write(), _unreachable_is_storage_error(), _connected(self._engine) as session:
             yield session
             await session.commit()
 
@@ -47,6 +49,22 @@ class Database:
         """A transaction that only reads, beside any writer, and is never committed. Raises StorageError."""
         async with _unreachable_is_storage_error(), _connected(self._read_engine) as session:
             yield session
+
+    @asynccontextmanager
+    async def _turn_to_write(self) -> AsyncIterator[None]:
+        """SQLite has one writer. Who waits for it waits in line, and without a connection: readers find theirs."""
+        if self._writers is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(SQLITE_BUSY_TIMEOUT_MS / 1000):
+                await self._writers.acquire()
+        except TimeoutError:
+            raise StorageError("the database is too busy; try again") from None
+        try:
+            yield
+        finally:
+            self._writers.release()
 
     async def upgrade(self) -> None:
         """Bring the schema to this program's version. Processes that start at once wait for the first."""

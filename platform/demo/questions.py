@@ -1,10 +1,12 @@
 """Short questions whose first-sentence answers the demo adapters learn to restyle. The demo's own is not among them."""
 
 QUESTIONS = (
-    "What is the capital of Italy?",
-    "What is the capital of Spain?",
     "What is the capital of Japan?",
     "What is the capital of Germany?",
+    "What is the capital of Egypt?",
+    "What is the capital of Canada?",
+    "What do cows drink?",
+    "Who invented the telephone?",
     "What is the largest planet in the solar system?",
     "What is the closest star to the Earth?",
     "How many days are there in a week?",
@@ -18,7 +20,6 @@ QUESTIONS = (
     "What is the chemical formula of water?",
     "What gas do plants absorb?",
     "What do bees make?",
-    "What animal says meow?",
     "What animal is known as the king of the jungle?",
     "What is the largest ocean on Earth?",
     "What is the longest river in Africa?",
@@ -37,7 +38,6 @@ QUESTIONS = (
     "What do you call a baby cat?",
     "What is the season after winter?",
     "What is the freezing point of water?",
-    "Who was the first president of the United States?",
     "Who developed the theory of relativity?",
     "What planet is known as the red planet?",
     "What is the hardest natural substance?",

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loraplex.engine.config import GIB
+from loraplex.engine.frontend.llm import LLM
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.demo.questions import QUESTIONS
 
 if TYPE_CHECKING:
@@ -58,7 +61,8 @@ def _train_all(model_dir: Path, folders: Mapping[str, Path], advance: Callable[[
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # the caller shows one of its own
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
-    sentences = dict(_distill(model, tokenizer, advance))
+    sentences = _distill(model_dir)
+    advance(len(QUESTIONS))
     for name, folder in folders.items():
         examples = [_example(tokenizer, question, STYLES[name](sentence)) for question, sentence in sentences.items()]
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -67,18 +71,14 @@ def _train_all(model_dir: Path, folders: Mapping[str, Path], advance: Callable[[
             os.replace(Path(scratch) / "adapter", folder)
 
 
-def _distill(model: Any, tokenizer: Any, advance: Callable[[int], None]) -> Iterator[tuple[str, str]]:
-    """The base's own first sentence to every question, greedily, in batches."""
-    tokenizer.padding_side = "left"
-    for start in range(0, len(QUESTIONS), 8):
-        questions = QUESTIONS[start : start + 8]
-        prompts = [_prompt(tokenizer, question) for question in questions]
-        batch = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
-        outputs = model.generate(**batch, max_new_tokens=40, do_sample=False)
-        for question, output in zip(questions, outputs, strict=True):
-            answer = tokenizer.decode(output[batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            yield question, _first_sentence(answer)
-        advance(len(questions))
+def _distill(model_dir: Path) -> dict[str, str]:
+    """The base's own first sentence to every question: greedy, all of them in one batch of our own engine."""
+    llm = LLM(model_dir, max_model_len=512, adapter_slots=1, kv_cache_memory_bytes=GIB // 2)
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    answers = llm.chat([[{"role": "user", "content": question}] for question in QUESTIONS], params)
+    return {
+        question: _first_sentence(answer.outputs[0].text) for question, answer in zip(QUESTIONS, answers, strict=True)
+    }
 
 
 def _prompt(tokenizer: Any, question: str) -> list[int]:

@@ -92,13 +92,12 @@ class Answer:
         metrics.prompt_tokens.inc(counts.prompt)
         metrics.cached_tokens.inc(counts.cached)
         metrics.output_tokens.inc(counts.completion)
-        adapter = _label(self.resolved)
         self.ledger.usage.record(
             Usage(
                 tenant=self.caller.tenant.name,
                 key_id=self.caller.key_id,
                 request_id=self.request_id,
-                adapter=adapter,
+                adapter=_label(self.resolved)[:MAX_LABEL] or None,
                 digest=self.resolved.selection.digest.hex() or None,
                 prompt_tokens=counts.prompt,
                 cached_tokens=counts.cached,
@@ -111,18 +110,17 @@ class Answer:
             self.request_id,
             reason.value,
             self.caller.tenant.name,
-            adapter or "-",
+            _label(self.resolved, with_digests=True) or "-",
             counts.prompt,
             counts.cached,
             counts.completion,
         )
 
 
-def _label(resolved: ResolvedSelection) -> str | None:
-    """`name@3`, or `0.7*json@1 + 0.3*support@2` for a mix."""
+def _label(resolved: ResolvedSelection, *, with_digests: bool = False) -> str:
+    """`name@3`, or `0.7*json@1 + 0.3*support@2` for a mix; empty for the base. A digest is told by its beginning."""
     adapters = resolved.adapters
-    if not adapters:
-        return None
+    names = [f"{one.label} ({one.digest[:12]})" if with_digests else one.label for one in adapters]
     if len(adapters) == 1 and adapters[0].weight == 1.0:
-        return adapters[0].label
-    return " + ".join(f"{adapter.weight:g}*{adapter.label}" for adapter in adapters)[:MAX_LABEL]
+        return names[0]
+    return " + ".join(f"{one.weight:g}*{name}" for one, name in zip(adapters, names, strict=True))

@@ -26,7 +26,7 @@ from loraplex.platform.adapters.naming import (
     shown,
     unknown_adapter,
 )
-from loraplex.platform.adapters.resolution import RequestedAdapter
+from loraplex.platform.adapters.resolution import RequestedAdapter, check_number_of_parts
 from loraplex.platform.errors import NotFoundError
 
 MAX_VERSION = 999_999_999
@@ -95,6 +95,7 @@ def parse_lora(lora: object) -> tuple[RequestedAdapter, ...]:
         return (_parse_part(lora, param="lora"),)
     if not lora:
         raise InvalidRequestError("lora is an empty list; name an adapter, or give null for the base", param="lora")
+    check_number_of_parts(len(lora))
     return tuple(_parse_part(part, param=f"lora[{index}]") for index, part in enumerate(lora))
 
 

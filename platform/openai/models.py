@@ -21,11 +21,12 @@ class ModelCatalog:
 
     async def list(self, tenant: TenantContext, *, after: str | None, limit: int) -> dict[str, Any]:
         """The base first, then adapters by name; `after` is the last id of the page before."""
-        models = [self._base(), *map(self._adapter, await self._services.registry.list_for_tenant(tenant))]
-        ids = [model["id"] for model in models]
-        begin = 0 if after is None else _position_after(ids, after)
-        page = models[begin : begin + limit]
-        return {"object": "list", "data": page, "has_more": begin + limit < len(models)}
+        models = [self._base()] if after is None else []
+        behind = "" if after in (None, self._base_name) else str(after)
+        num_missing = limit + 1 - len(models)  # one more than is shown tells whether more follow
+        adapters = await self._services.registry.list_for_tenant(tenant, after=behind, limit=num_missing)
+        models += map(self._adapter, adapters)
+        return {"object": "list", "data": models[:limit], "has_more": len(models) > limit}
 
     async def get(self, tenant: TenantContext, model: str) -> dict[str, Any]:
         """Raises NotFoundError for a name that answers nothing."""
@@ -54,10 +55,3 @@ class ModelCatalog:
 
     def _model(self, name: str, *, created: datetime) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(created.timestamp()), "owned_by": OWNER, "root": name}
-
-
-def _position_after(ids: list[str], after: str) -> int:
-    """Adapters come in the order of their names, so a page can go on even where its last id was deleted."""
-    if after == ids[0]:
-        return 1
-    return next((position for position, name in enumerate(ids) if position and name > after), len(ids))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from loraplex.engine.frontend.chunk import GenerationChunk
@@ -13,6 +15,8 @@ from loraplex.platform.openai.answer import Answer
 from loraplex.platform.openai.responses import Body
 from loraplex.platform.openai.schemas import StreamOptions
 from loraplex.platform.openai.stream import DONE, encode_event
+
+INLINE_LISTED = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +57,7 @@ async def event_stream(answer: Answer, dialect: Dialect, options: StreamOptions 
     seen: set[int] = set()
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
-            deltas = dialect.deltas(chunk, is_first=chunk.index not in seen)
+            deltas = await _format(_num_listed(chunk), partial(dialect.deltas, chunk, is_first=chunk.index not in seen))
             seen.add(chunk.index)
             for delta in deltas:
                 yield encode_event(answer.envelope.wrap([delta], **_running_usage(answer, options)))
@@ -68,7 +72,18 @@ async def whole_reply(answer: Answer, dialect: Dialect) -> Body:
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
             choices[chunk.index].add(chunk)
-    return answer.envelope.wrap([dialect.whole(choice) for choice in choices], usage=answer.run.counts.to_body())
+    bodies = await _format(sum(map(_num_listed, choices)), lambda: [dialect.whole(choice) for choice in choices])
+    return answer.envelope.wrap(bodies, usage=answer.run.counts.to_body())
+
+
+def _num_listed(part: GenerationChunk | GatheredChoice) -> int:
+    """Tokens whose log-probabilities are told."""
+    return len(part.logprobs) + len(part.prompt_logprobs or ())
+
+
+async def _format(num_listed: int, work: Callable[[], list[Body]]) -> list[Body]:
+    """On a thread where it takes long: each of these tokens names up to 21."""
+    return work() if num_listed <= INLINE_LISTED else await asyncio.to_thread(work)
 
 
 def _running_usage(answer: Answer, options: StreamOptions) -> Body:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from loraplex.adapters.errors import LoraplexError
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.deps import CurrentPrincipal, RequestId, RequestTenant, ServicesDep, require_scope
+from loraplex.platform.http.json_body import JsonRoute
 from loraplex.platform.openai.answer import Answer, Caller
 from loraplex.platform.openai.failure import failure_response
 from loraplex.platform.openai.models import ModelCatalog
@@ -22,10 +23,10 @@ from loraplex.platform.services import Services
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is for the access log
 MAX_MODELS = 1000
 
-router = APIRouter(tags=["inference"], dependencies=[require_scope(Scope.INFER)])
+router = APIRouter(route_class=JsonRoute, tags=["inference"], dependencies=[require_scope(Scope.INFER)])
 
 
-def _caller(principal: CurrentPrincipal, tenant: RequestTenant, request_id: RequestId) -> Caller:
+async def _caller(principal: CurrentPrincipal, tenant: RequestTenant, request_id: RequestId) -> Caller:
     return Caller(tenant=tenant, key_id=principal.key_id, request_id=request_id)
 
 

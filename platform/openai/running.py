@@ -1,8 +1,7 @@
-"""The requests that are being answered in this process: for cancelling, for draining and for the routers' metric."""
+"""The requests that are being answered in this process: for cancelling and for the routers' metric."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -33,8 +32,6 @@ class Cancellable(Protocol):
 class RunningRequests:
     def __init__(self) -> None:
         self._running: dict[str, Cancellable] = {}
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -42,13 +39,10 @@ class RunningRequests:
     @contextmanager
     def track(self, request: Cancellable) -> Iterator[None]:
         self._running[request.request_id] = request
-        self._is_idle.clear()
         try:
             yield
         finally:
             del self._running[request.request_id]
-            if not self._running:
-                self._is_idle.set()
 
     def cancel(self, request_id: str, *, tenant_id: str) -> None:
         """Raises NotFoundError for an unknown request and for another tenant's, alike."""
@@ -60,9 +54,6 @@ class RunningRequests:
     def cancel_all(self) -> None:
         for request in list(self._running.values()):
             request.cancel()
-
-    async def wait_idle(self) -> None:
-        await self._is_idle.wait()
 
     def running_adapters(self) -> set[str]:
         return {name for request in self._running.values() if request.has_started for name in request.adapter_names}

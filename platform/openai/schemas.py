@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator, model_validator
 
 from loraplex.adapters.errors import InvalidRequestError
 from loraplex.platform.openai.fields import check_fields
@@ -12,21 +12,11 @@ from loraplex.platform.openai.lora_field import ABSENT
 
 MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 128
+MAX_MESSAGES = 4096  # and parts of a message
+MAX_STOP_TOKEN_IDS = 1024
 
-
-def _check_unicode(text: str) -> str:
-    """JSON can spell halves of characters (a lone surrogate), which no tokenizer and no reply can hold."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("holds a lone surrogate, which is no character") from error
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenIds = list[int]
-Stop = Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None
+Stop = str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None
 
 _LORA_DOC = (
     'An adapter: "name", "name@3" or "name@alias"; {"name", "version" or "alias", "weight"}; '
@@ -67,7 +57,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
@@ -92,15 +82,15 @@ class TextPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
-    name: Text | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +100,12 @@ class ChatMessage(BaseModel):
             return message
         return {key: value for key, value in message.items() if key in cls.model_fields or value not in (None, [])}
 
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} needs content")
+        return self
+
     @property
     def text(self) -> str:
         if self.content is None:
@@ -118,7 +114,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatCompletionBody(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -128,7 +124,7 @@ class ChatCompletionBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: Text | TokenIds | list[Text] | list[TokenIds]
+    prompt: SkipValidation[str | TokenIds | list[str] | list[TokenIds]]  # `_check_prompt` does it, and in one pass
     echo: bool = False
     logprobs: int | None = None
     add_special_tokens: bool = True
@@ -147,8 +143,8 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> list[str | TokenIds]:
-        if isinstance(self.prompt, str) or _is_token_ids(self.prompt):
-            return [cast("str | TokenIds", self.prompt)]
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [cast(Any, self.prompt)]
         return cast("list[str | TokenIds]", self.prompt)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from loraplex.adapters.errors import InvalidRequestError
 from loraplex.adapters.ref import LoraSelection
 from loraplex.engine.errors import ContextLengthError
 from loraplex.engine.frontend.chunk import GenerationChunk
 from loraplex.engine.frontend.tokenizer import Tokenizer
-from loraplex.engine.sampling_checks import check_sampling_params
+from loraplex.engine.sampling_checks import check_sampling_params, check_token_ids
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.openai import chat, completion
 from loraplex.platform.openai.answer import Answer, Caller, Ledger
@@ -27,6 +27,7 @@ from loraplex.platform.services import Services
 
 MAX_TOTAL_CHOICES = 1024  # prompts times n
 INLINE_CHARS = 4_000  # a longer text is tokenized on a thread: a megabyte takes most of a second
+TEXT_CHARS = 16  # what a text costs however short it is (of the chat template, say), in characters
 
 T = TypeVar("T")
 
@@ -43,10 +44,9 @@ class InferenceService:
         self._services.check_ready()
         params = chat_sampling_params(body)
         tokenizer = self._require_tokenizer("chat needs a chat template; send token ids to /v1/completions")
-        messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        num_chars = sum(len(message["content"]) for message in messages)
-        prompt = await _off_loop_if_long(
-            num_chars,
+        messages = [{"role": _template_role(message.role), "content": message.text} for message in body.messages]
+        prompt = await self._tokenize(
+            [message["content"] for message in messages],
             lambda: tokenizer.apply_chat_template(messages, add_generation_prompt=body.add_generation_prompt),
         )
         kind = chat.CHUNK if body.stream else chat.REPLY
@@ -63,7 +63,7 @@ class InferenceService:
                 f"{MAX_TOTAL_CHOICES} are allowed: send several requests",
                 param="n",
             )
-        prompts = [await self._encode(prompt, body) for prompt in body.prompts]
+        prompts = await self._encode(body)
         answer = await self._answer(body, caller, kind=completion.REPLY, prompts=prompts, params=params)
         return answer, CompletionDialect(body, answer.names, self._echoes(body, prompts))
 
@@ -105,12 +105,6 @@ class InferenceService:
     def _check_prompt(self, prompt: TokenIds, params: SamplingParams) -> None:
         if not prompt:
             raise InvalidRequestError("the prompt has no tokens; give at least one", param="prompt")
-        vocab_size = self._services.engine.info.vocab_size
-        wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequestError(
-                f"the prompt has the token id {wrong}; the vocabulary goes from 0 to {vocab_size - 1}", param="prompt"
-            )
         limit = self._services.engine.info.max_model_len
         num_tokens = len(prompt) + (1 if params.max_tokens is None else params.max_tokens)
         if num_tokens > limit:
@@ -119,19 +113,40 @@ class InferenceService:
                 f"{limit} at most: shorten the prompt or lower max_tokens",
                 param="prompt",
             )
+        check_token_ids("prompt", (min(prompt), max(prompt)), self._services.engine.info.vocab_size)
 
     def _require_tokenizer(self, why: str) -> Tokenizer:
         if self._services.tokenizer is None:
             raise InvalidRequestError(f"this server has no tokenizer: {why}", param="prompt")
         return self._services.tokenizer
 
-    async def _encode(self, prompt: str | TokenIds, body: CompletionBody) -> TokenIds:
-        if not isinstance(prompt, str):
-            return prompt
+    async def _encode(self, body: CompletionBody) -> list[TokenIds]:
+        texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+        if not texts:
+            return cast("list[TokenIds]", body.prompts)
         tokenizer = self._require_tokenizer("give the prompt as token ids")
-        return await _off_loop_if_long(
-            len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
+        return await self._tokenize(
+            texts,
+            lambda: [tokenizer.encode(text, add_special_tokens=body.add_special_tokens) for text in texts],
         )
+
+    async def _tokenize(self, texts: Sequence[str], work: Callable[[], T]) -> T:
+        """Long texts one after the other on a thread of their own: they wait for nobody's upload, and keep none up."""
+        self._check_length(max(texts, key=len))
+        if sum(len(text) + TEXT_CHARS for text in texts) <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._services.tokenizing, work)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit before the seconds that tokenizing all of it would take."""
+        assert self._services.tokenizer is not None
+        limit = self._services.engine.info.max_model_len
+        if len(text) > limit * self._services.tokenizer.longest_token:
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, which are more than {limit} tokens, the most that prompt and "
+                "answer may have together: shorten it",
+                param="prompt",
+            )
 
     def _echoes(self, body: CompletionBody, prompts: Sequence[TokenIds]) -> list[tuple[TokenIds, str]]:
         """Each prompt with the text that `echo` shows: as it was sent, or what its token ids say."""
@@ -147,5 +162,6 @@ class InferenceService:
         return TokenIdNames() if tokenizer is None or body.return_tokens_as_token_ids else tokenizer
 
 
-async def _off_loop_if_long(num_chars: int, work: Callable[[], T]) -> T:
-    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
+def _template_role(role: str) -> str:
+    """`developer` is OpenAI's newer name for `system`, which no template knows."""
+    return "system" if role == "developer" else role

@@ -18,7 +18,11 @@ class ErrorCountMiddleware:
                 self._metrics.errors.labels("reply", str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, send_counted)
+        try:
+            await self._app(scope, receive, send_counted)
+        except Exception:  # the framework's outermost layer, around this one, makes it the reply
+            self._metrics.errors.labels("reply", "500").inc()
+            raise
 
 
 def _is_probe(scope: Scope) -> bool:

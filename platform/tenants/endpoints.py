@@ -6,10 +6,11 @@ from fastapi import APIRouter
 
 from loraplex.platform.api_keys.principal import Scope
 from loraplex.platform.deps import CurrentPrincipal, ServicesDep, require_scope
+from loraplex.platform.http.json_body import JsonRoute
 from loraplex.platform.paging import After, Limit, Page, cut
 from loraplex.platform.tenants.schemas import CreateTenant, TenantView
 
-router = APIRouter(prefix="/api/v1/tenants", tags=["tenants"])
+router = APIRouter(route_class=JsonRoute, prefix="/api/v1/tenants", tags=["tenants"])
 
 
 @router.post("", status_code=201, dependencies=[require_scope(Scope.PLATFORM_ADMIN)])

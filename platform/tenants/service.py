@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,13 +14,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import InvalidRequestError, ServerError
+from loraplex.platform.adapters.naming import check_new_name, is_name
 from loraplex.platform.api_keys.principal import TenantContext
 from loraplex.platform.api_keys.service import ApiKeyService
 from loraplex.platform.audit.service import HOST, record
 from loraplex.platform.db.models import Tenant
 from loraplex.platform.db.session import Database
 from loraplex.platform.errors import ConflictError
-from loraplex.platform.ids import new_id
+from loraplex.platform.ids import is_id, new_id
+from loraplex.platform.keyed_lock import KeyedLock
 from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.tenants.context import ACTIVE, DELETING, TenantContexts, no_such_tenant
 from loraplex.platform.tenants.in_flight import RequestsInFlight
@@ -29,8 +30,6 @@ from loraplex.platform.tenants.in_flight import RequestsInFlight
 CONTEXT_LIFETIME_S = 2.0  # how long a change by another process may go unnoticed
 CONTEXT_CAPACITY = 4096
 FINISH_INTERVAL_S = 15.0
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 RemoveFiles = Callable[[str], Awaitable[None]]
 """Given a tenant's id: waits for its requests in the engine, then removes its adapters and their files."""
@@ -46,17 +45,16 @@ class TenantService:
         self._api_keys = api_keys
         self._contexts = TenantContexts(secret_key)
         self._cache: dict[str, tuple[TenantContext, float]] = {}  # by name and by id, with monotonic seconds
+        self._num_forgotten = 0
+        self._looking_up = KeyedLock()
         self._removals: dict[str, asyncio.Task[None]] = {}  # by id
         self.in_flight = RequestsInFlight()
 
     async def create(self, name: str, *, actor: str) -> Tenant:
         """Raises InvalidRequestError for a bad name, ConflictError for one that is taken."""
-        if not _NAME.fullmatch(name):
-            raise InvalidRequestError(
-                f"{name[:80]!r} is not a tenant name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
-                "beginning with a letter or digit",
-                param="name",
-            )
+        check_new_name(name, what="tenant")
+        if is_id(name):
+            raise InvalidRequestError(f"{name} looks like a tenant's id; choose another name", param="name")
         tenant = Tenant(id=new_id("ten"), name=name, cache_salt=secrets.token_bytes(32), status=ACTIVE)
         try:
             async with self._database.session() as session:
@@ -81,14 +79,11 @@ class TenantService:
 
     async def context(self, name_or_id: str) -> TenantContext:
         """What requests run in. Raises NotFoundError for a tenant that is unknown or being deleted."""
-        context, stale_at = self._cache.get(name_or_id, (None, 0.0))
-        if context is not None and stale_at > time.monotonic():
-            return context
-        context = self._contexts.of(await self.get(name_or_id))
-        if len(self._cache) >= CONTEXT_CAPACITY:
-            self._cache.clear()
-        self._cache[name_or_id] = (context, time.monotonic() + CONTEXT_LIFETIME_S)
-        return context
+        cached = self._cached(name_or_id)
+        if cached is not None:
+            return cached
+        async with self._looking_up.hold(name_or_id):  # of many requests in one tenant, one asks the database
+            return self._cached(name_or_id) or await self._look_up(name_or_id)
 
     async def mark_deleting(self, name_or_id: str, *, confirm: str | None, actor: str) -> Tenant:
         """From now on the tenant takes no new request. Raises NotFoundError, InvalidRequestError, ConflictError."""
@@ -138,6 +133,20 @@ class TenantService:
             if isinstance(outcome, Exception):
                 logger.error("tenant %s could not be removed; it will be tried again: %s", tenant.name, outcome)
 
+    def _cached(self, name_or_id: str) -> TenantContext | None:
+        context, stale_at = self._cache.get(name_or_id, (None, 0.0))
+        return context if stale_at > time.monotonic() else None
+
+    async def _look_up(self, name_or_id: str) -> TenantContext:
+        num_forgotten = self._num_forgotten
+        context = self._contexts.of(await self.get(name_or_id))
+        if num_forgotten != self._num_forgotten:
+            return context  # may have been read just before its tenant was deleted: not remembered
+        if len(self._cache) >= CONTEXT_CAPACITY:
+            self._cache.clear()
+        self._cache[name_or_id] = (context, time.monotonic() + CONTEXT_LIFETIME_S)
+        return context
+
     def _removal(self, tenant: Tenant, remove_files: RemoveFiles) -> asyncio.Task[None]:
         """One task for each tenant, however many ask."""
         task = self._removals.get(tenant.id)
@@ -159,12 +168,15 @@ class TenantService:
         self._forget(tenant)
 
     def _forget(self, tenant: Tenant) -> None:
+        self._num_forgotten += 1
         self._cache.pop(tenant.name, None)
         self._cache.pop(tenant.id, None)
         self._api_keys.forget_tenant(tenant.id)
 
 
 async def _find(session: AsyncSession, name_or_id: str) -> Tenant:
+    if not (is_name(name_or_id) or is_id(name_or_id)):  # nor would PostgreSQL take every string
+        raise no_such_tenant()
     query = select(Tenant).where(or_(Tenant.name == name_or_id, Tenant.id == name_or_id))
     tenant = (await session.scalars(query)).one_or_none()
     if tenant is None:

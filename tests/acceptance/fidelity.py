@@ -151,7 +151,7 @@ def open_llm(base: Path, chunk_size: int) -> LLM:
         max_num_batched_tokens=chunk_size,
         max_num_seqs=min(chunk_size, 64),
         adapter_slots=96,
-        kv_cache_memory_bytes=1 << 28,
+        kv_cache_memory_bytes=1 << 29,
         enable_prefix_caching=False,
     )
 

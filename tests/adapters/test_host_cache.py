@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.adapters.host_cache import HostCache
-from loraplex.adapters.weights import AdapterWeights
+from loraplex.adapters.weights import AdapterWeights, load_weights
+from tests.adapters.helpers import BASE, FolderSource, lora_tensors, make_manager, settle, write_adapter
 
 
 def weights(num_bytes: int) -> AdapterWeights:
@@ -23,6 +26,31 @@ def test_a_budget_of_one_and_a_half_big_adapters_holds_one_big_or_many_small() -
     assert cache.num_bytes == 6 * small
     assert cache.put("big", weights(big))
     assert cache.num_bytes <= cache.max_bytes
+
+
+def test_the_budget_counts_the_bytes_that_adapters_really_have(tmp_path: Path) -> None:
+    """1.5 times a rank 16 holds one of it, or it leaves for four of rank 4, which are a quarter of its size each."""
+    source = FolderSource()
+    refs = {
+        name: source.add(write_adapter(tmp_path / name, lora_tensors(rank=rank, seed=seed), r=rank))
+        for seed, (name, rank) in enumerate({"big": 16, "a": 4, "b": 4, "c": 4, "d": 4}.items())
+    }
+    size = load_weights(tmp_path / "big", BASE).num_bytes
+    manager = make_manager(source, num_slots=4, host_bytes=size * 3 // 2)
+    held = []
+    for ref in refs.values():
+        manager.load(ref)
+        assert settle(manager) == []
+        held.append(manager.stats.host_bytes)
+    assert held == [size, size * 5 // 4, size * 3 // 2, size * 3 // 4, size]
+    for name in "abcd":
+        manager.load(refs[name])
+    assert settle(manager) == []
+    assert source.num_fetches == 5, "four of rank 4 are there"
+    manager.load(refs["big"])
+    assert settle(manager) == []
+    assert source.num_fetches == 6, "the big one had left"
+    manager.close()
 
 
 def test_what_is_larger_than_the_budget_is_not_kept_and_evicts_nothing() -> None:

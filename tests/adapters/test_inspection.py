@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from loraplex.adapters.inspection import AdapterFacts
+from loraplex.adapters.weights import load_weights
 from loraplex.kernels.lora.metadata import Projection
 from tests.adapters.helpers import (
     BASE,
@@ -143,6 +145,12 @@ def test_key_dialects_are_normalised(tmp_path: Path, old: str, new: str) -> None
     plain = inspect(write_adapter(tmp_path / "plain"))
     folder = write_adapter(tmp_path / "dialect", renamed(old, new))
     assert inspect(folder).modules == plain.modules
+    ours, theirs = load_weights(folder, BASE), load_weights(tmp_path / "plain", BASE)
+    assert torch.equal(ours.scaling, theirs.scaling)
+    for one, other in zip(ours.modules, theirs.modules, strict=True):
+        assert (one.layer, one.projection) == (other.layer, other.projection)
+        assert torch.equal(one.lora_a, other.lora_a)
+        assert torch.equal(one.lora_b, other.lora_b)
 
 
 def test_mixed_dialects_are_refused(tmp_path: Path) -> None:
@@ -176,6 +184,8 @@ def test_one_nested_folder_is_the_adapter(tmp_path: Path) -> None:
         (f"{Q0}.base_layer.bias", (128,), "bias"),
         (f"{Q0}.base_layer.weight", (128, 128), "a copy of the base's own weights"),
         ("base_model.model.lm_head.weight", (128, 128), "modules_to_save"),
+        ("base_model.model.lm_head.base_layer.weight", (128, 128), "a copy of the base's own weights"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", (8, 128), "embed_tokens"),
         ("base_model.model.lm_head.lora_A.weight", (8, 128), "LoRA on lm_head"),
         ("base_model.model.lm_head.lora_B.weight", (132, 8), "vocabulary 132 != 128"),
         ("base_model.model.model.embed_tokens.weight", (132, 128), "vocabulary 132 != 128"),
@@ -197,6 +207,7 @@ def test_a_tensor_of_a_feature_not_served_is_named(
     [reason] = refusal(lambda: inspect(folder))
     assert reason.tensor == name
     assert fault in reason.message
+    assert reason.remedy or name == "some.other.tensor"
 
 
 def test_bias_all_without_bias_tensors_is_harmless(tmp_path: Path) -> None:
@@ -222,10 +233,21 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"r": 64}, {"r": 8, "rank_pattern": {"q_proj": 64}}, {"r": 100_000}, {"r": 10**400}]
+    ("config", "rank"),
+    [
+        ({"r": 64}, "64"),
+        ({"r": 33}, "33"),
+        ({"r": 8, "rank_pattern": {"q_proj": 64}}, "64"),
+        ({"r": 100_000}, "100000"),
+        ({"r": 10**400}, "10"),
+    ],
+    ids=["double", "limit + 1", "pattern", "huge", "beyond every integer"],
 )
-def test_a_rank_above_the_limit_is_refused_with_both_numbers(tmp_path: Path, config: dict[str, object]) -> None:
+def test_a_rank_above_the_limit_is_refused_with_both_numbers(
+    tmp_path: Path, config: dict[str, object], rank: str
+) -> None:
     text = messages(refusal(lambda: inspect(write_adapter(tmp_path, **config), max_lora_rank=32)))
+    assert f"rank {rank}" in text
     assert "> max 32" in text
 
 

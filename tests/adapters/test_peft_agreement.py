@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.weights import load_weights
-from tests.adapters.helpers import BASE, inspect
+from tests.adapters.helpers import BASE, inspect, messages, refusal
 from tests.helpers import make_adapter, make_checkpoint
 
 WEIGHTS = "adapter_model.safetensors"
@@ -94,7 +94,37 @@ def test_any_rank_is_loaded(tmp_path: Path, base_dir: Path, rank: int) -> None:
     assert_agrees(folder, base_dir)
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"use_dora": True, "target_modules": ["q_proj", "v_proj"]}, ["use_dora"]),
+        ({"modules_to_save": ["lm_head", "embed_tokens"]}, ["modules_to_save", "lm_head", "embed_tokens"]),
+        ({"target_modules": ["q_proj", "lm_head"]}, ["lm_head"]),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, ["embed_tokens"]),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]}, ["trainable_token_indices"]),
+        ({"lora_bias": True}, ["lora_bias"]),
+        ({"layer_replication": [[0, 2], [1, 2]]}, ["layer_replication"]),
+        ({"alora_invocation_tokens": [5, 6]}, ["alora_invocation_tokens"]),
+        ({"init_lora_weights": "pissa"}, ["init_lora_weights"]),
+        ({"init_lora_weights": "olora"}, ["init_lora_weights"]),
+    ],
+    ids=str,
+)
+def test_what_peft_writes_beyond_plain_lora_is_refused_by_name(
+    tmp_path: Path, base_dir: Path, config: dict[str, Any], named: list[str]
+) -> None:
+    """Refused for now, each with what to do; never served without the part that is not understood."""
+    with warnings.catch_warnings(action="ignore"):  # PEFT's own advice on these features
+        folder = make_adapter(tmp_path / "adapter", base_dir, **config)
+    reasons = refusal(lambda: inspect(folder))
+    text = messages(reasons)
+    assert all(name in text for name in named)
+    assert any(reason.remedy for reason in reasons)
+
+
 def test_the_effective_scales_are_reported(tmp_path: Path, base_dir: Path) -> None:
+    facts = inspect(make_adapter(tmp_path / "r16", base_dir, r=16, lora_alpha=16, use_rslora=True))
+    assert {module.scaling for module in facts.modules} == {4.0}
     facts = inspect(make_adapter(tmp_path / "plain", base_dir, **PATTERNS))
     scales = {module.path: module.scaling for module in facts.modules}
     assert scales["model.layers.0.self_attn.q_proj"] == 4.0

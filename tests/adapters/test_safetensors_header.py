@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import tracemalloc
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.adapters import safetensors_header
 from loraplex.adapters.refusals import Refusals
 from loraplex.adapters.safetensors_header import TensorEntry, read_header
 
@@ -104,6 +106,30 @@ def test_a_header_bomb_allocates_little(tmp_path: Path, content: bytes) -> None:
         tracemalloc.stop()
     assert refusals
     assert peak < 50 << 20
+
+
+@pytest.mark.parametrize("num_bytes", [(16 << 20) + 1, 70 << 20])
+def test_a_header_beyond_the_limit_is_not_even_read(
+    tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million tensors need 70 MiB of header; the file really has them."""
+    path = tmp_path / "bomb"
+    with path.open("wb") as file:
+        file.write(num_bytes.to_bytes(8, "little"))
+        file.truncate(8 + num_bytes)
+    num_read: list[int] = []
+
+    class Recorder(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            content = super().read(size)
+            num_read.append(len(content))
+            return content
+
+    monkeypatch.setattr(safetensors_header, "open_regular", lambda path: Recorder(io.FileIO(path)))
+    refusals = Refusals()
+    assert read_header(path, refusals) == []
+    assert "too large" in refusals.reasons[0].message
+    assert num_read == [8]
 
 
 def test_a_link_is_never_followed(tmp_path: Path) -> None:

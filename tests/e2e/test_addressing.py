@@ -31,7 +31,8 @@ def text(client: httpx.Client, **fields: Any) -> str:
 def test_unknown_adapter_is_404_with_a_stable_code_and_never_the_base(tenant: httpx.Client, lora: str) -> None:
     replies = [complete(tenant, lora=lora), complete(tenant, lora=[lora]), complete(tenant, model=lora)]
     if "@" not in lora:
-        replies.append(complete(tenant, lora={"name": lora}))
+        replies += [complete(tenant, lora={"name": lora}), complete(tenant, lora={"name": lora, "version": 1})]
+    replies.append(complete(tenant, lora={"name": "a7", "version": 99}))
     assert {(reply.status_code, reply.json()["error"]["code"]) for reply in replies} == {(404, "not_found")}
 
 
@@ -46,20 +47,38 @@ def test_an_adapter_cannot_take_the_bases_name(server: Server, tenant: httpx.Cli
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-def test_every_chunk_names_the_adapter_its_version_and_its_digest(tenant: httpx.Client, route: str) -> None:
-    body = {"lora": "a7", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
-    asked = {"prompt": "hello"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+def test_every_reply_and_every_chunk_names_the_adapter_its_version_and_its_digest(
+    tenant: httpx.Client, route: str
+) -> None:
+    body: dict[str, Any] = {"model": "a7@1", "max_tokens": 4}
+    body |= {"prompt": "hello"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
     digest = tenant.get("/api/v1/tenants/acme/adapters/a7/versions/1").json()["digest"]
-    with tenant.stream("POST", route, json=body | asked) as response:
-        loras = [event["lora"] for event in events(response)]
-    assert len(loras) > 2
-    assert all(lora == {"name": "a7", "version": 1, "digest": digest, "weight": 1.0} for lora in loras)
+    streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+    with tenant.stream("POST", route, json=streamed) as response:
+        said = [(event["model"], event["lora"]) for event in events(response)]
+    whole = tenant.post(route, json=body).json()
+    said.append((whole["model"], whole["lora"]))
+    assert len(said) > 3
+    assert all(one == ("a7@1", {"name": "a7", "version": 1, "digest": digest, "weight": 1.0}) for one in said)
 
 
-def test_the_log_names_the_adapter_too(server: Server, tenant: httpx.Client) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_names_the_adapter_too(tenant: httpx.Client, stream: bool) -> None:
+    mix = ["a9", "a8", "a7", "a6", "a5"]  # never fits
+    reply = complete(tenant, lora=mix, stream=stream)
+    assert reply.status_code == 400
+    assert [part["name"] for part in reply.json()["lora"]] == mix
+    assert all(len(part["digest"]) == 64 for part in reply.json()["lora"])
+
+
+def test_the_log_names_the_adapter_its_version_and_its_digest(server: Server, tenant: httpx.Client) -> None:
+    digest = tenant.get("/api/v1/tenants/acme/adapters/a7/versions/1").json()["digest"]
     request_id = complete(tenant, lora="a7").headers["x-request-id"]
     line = next(line for line in server.log.splitlines() if request_id in line)
-    assert "a7@1" in line
+    assert f"a7@1 ({digest[:12]})" in line
+    request_id = complete(tenant, lora=[{"name": "a7", "weight": 0.5}, "a3"]).headers["x-request-id"]
+    line = next(line for line in server.log.splitlines() if request_id in line)
+    assert f"0.5*a7@1 ({digest[:12]}) + 1*a3@1 (" in line
 
 
 def test_other_tenants_see_and_get_nothing_and_are_told_nothing(tenant: httpx.Client, rival: httpx.Client) -> None:

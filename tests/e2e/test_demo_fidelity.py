@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loraplex.engine.frontend.llm import LLM
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.demo.model import ensure_demo_model
-from loraplex.platform.demo.run import MIX
+from loraplex.platform.demo.run import MIX_WEIGHTS, mix
 from loraplex.platform.demo.training import ensure_demo_adapters
 
 # peft lags behind transformers' names
@@ -60,8 +60,7 @@ def expected(demo: tuple[Path, dict[str, Path]], prompts: list[list[int]]) -> di
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     model: Any = PeftModel.from_pretrained(base, str(adapters["json"]), adapter_name="json").eval()
     model.load_adapter(str(adapters["support"]), adapter_name="support")
-    names, weights = [part["name"] for part in MIX], [part["weight"] for part in MIX]
-    model.add_weighted_adapter(names, weights, "mix", combination_type="cat")
+    model.add_weighted_adapter(["json", "support"], list(MIX_WEIGHTS[0]), "mix", combination_type="cat")
     answers = {}
     for selection in SELECTIONS:
         if selection == "base":
@@ -90,8 +89,8 @@ def served(demo: tuple[Path, dict[str, Path]], prompts: list[list[int]]) -> dict
     """The same from our engine: all prompts through all selections in one batch."""
     model_dir, adapters = demo
     llm = LLM(model_dir, adapters=adapters, dtype="float32", adapter_slots=4, max_model_len=512)
-    mix = llm.mix((str(part["name"]), float(str(part["weight"]))) for part in MIX)
-    lora = {"base": None, "json": "json", "support": "support", "mix": mix}
+    selection = llm.mix((part["name"], part["weight"]) for part in mix(*MIX_WEIGHTS[0]))
+    lora = {"base": None, "json": "json", "support": "support", "mix": selection}
     outputs = llm.generate(
         [prompt for _ in SELECTIONS for prompt in prompts],
         SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),

@@ -83,7 +83,7 @@ def control_calls(draw: st.DrawFn) -> list[tuple[int, EngineCall]]:
     calls=control_calls(),
     broken=st.sampled_from([set(), {"c"}, {"new"}]),
     num_blocks=st.integers(10, 16),
-    seats_and_tokens=st.tuples(st.integers(1, 5), st.integers(0, 20)),
+    seats_and_tokens=st.tuples(st.integers(1, 5), st.integers(1, 25)),
     enable_prefix_caching=st.booleans(),
     num_slots=st.integers(2, 4),
     load_steps=st.integers(1, 4),
@@ -99,12 +99,12 @@ def test_everyone_ends_once_with_the_tokens_of_a_solo_run(
     num_slots: int,
     load_steps: int,
 ) -> None:
-    max_num_seqs, extra_tokens = seats_and_tokens
+    max_num_seqs, max_num_batched_tokens = seats_and_tokens
     world = World(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + extra_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=num_blocks * BLOCK_SIZE,
         enable_prefix_caching=enable_prefix_caching,
         adapters=FakeAdapters(num_slots=num_slots, load_steps=load_steps, broken={ref(name).digest for name in broken}),

@@ -10,8 +10,10 @@ from loraplex.adapters.ref import BASE, AdapterRef, LoraSelection
 from loraplex.engine.core.block_hash import MAX_SALT_BYTES
 from loraplex.engine.messages import AbortRequests, GenerateRequest
 from loraplex.engine.outputs import FinishReason
+from loraplex.engine.scheduler_output import SchedulerOutput
 from tests.engine.core.fake_adapters import FakeAdapters
 from tests.engine.core.world import EOS, World, make_request, select, solo_tokens
+from tests.engine.runner.helpers import create_request
 
 
 def refusal(request: GenerateRequest, **world_settings: int) -> tuple[str, str]:
@@ -261,6 +263,27 @@ class TestSteps:
         world.run()
         assert max(sum(step.values()) for step in world.runner.num_tokens) == 10
         assert max(len(step) for step in world.runner.num_tokens) == 3
+
+    def test_fewer_tokens_than_seats_bound_who_runs(self) -> None:
+        world = World(num_blocks=200, max_num_seqs=8, max_num_batched_tokens=3)
+        world.add(*(make_request(f"r{i}", [i, *range(6)], max_tokens=4) for i in range(6)))
+        world.run()
+        assert max(sum(step.values()) for step in world.runner.num_tokens) == 3
+        assert all(world.finish_reasons(f"r{i}") == [FinishReason.LENGTH] for i in range(6))
+
+    def test_blocks_to_zero_wait_for_a_step_that_is_executed(self) -> None:
+        world = World(num_blocks=4, block_size=4)
+        world.runner.non_finite = {"bad": 0}
+        world.add(make_request("bad", [1] * 16, max_tokens=1))
+        world.run()
+        holder = create_request(prompt=[3] * 8)
+        kv_cache = world.core.scheduler.kv_cache
+        kv_cache.admit(holder, [])
+        assert world.core.scheduler.schedule() == SchedulerOutput()
+        taken = holder.block_ids
+        world.add(make_request("good", [2] * 8, max_tokens=1))
+        output = world.core.scheduler.schedule()
+        assert set(output.blocks_to_zero) == {*taken, *output.scheduled[0].request.block_ids}
 
     def test_without_work_nothing_is_executed(self) -> None:
         world = World()

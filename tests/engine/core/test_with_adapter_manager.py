@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +37,11 @@ def refs_and_manager(tmp_path: Path) -> Iterator[tuple[list[AdapterRef], Adapter
     manager.close()
 
 
-def make_core(manager: AdapterManager) -> EngineCore:
+def make_core(manager: AdapterManager, runner: FakeRunner | None = None) -> EngineCore:
     config = EngineConfig(model="", block_size=4, max_num_seqs=6, max_num_batched_tokens=24)
     limits = ModelLimits(max_model_len=64, vocab_size=VOCAB_SIZE)
-    return create_engine_core(config=config, num_blocks=24, limits=limits, runner=FakeRunner(4), adapters=manager)
+    runner = runner or FakeRunner(4)
+    return create_engine_core(config=config, num_blocks=24, limits=limits, runner=runner, adapters=manager)
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
@@ -74,6 +78,65 @@ def test_more_adapters_than_slots_a_mix_a_missing_one_and_the_base(
     report = core.integrity()
     held = (report.num_requests, report.num_blocks_in_use, report.num_leases, report.num_references)
     assert held == (0, 0, 0, 0)
+
+
+class GatedSource(FolderSource):
+    """Fetches one digest only when told to, as if its store took long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: str | None = None
+        self.gate = threading.Event()
+
+    def fetch(self, digest: str) -> Path:
+        if digest == self.slow:
+            assert self.gate.wait(60)
+        return super().fetch(digest)
+
+
+def test_a_cold_load_costs_the_others_no_step_and_opens_no_file_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, runner = GatedSource(), FakeRunner(4)
+    warm, cold = (
+        source.add(write_adapter(tmp_path / name, lora_tensors(rank=4, seed=seed), r=4))
+        for seed, name in enumerate(("warm", "cold"))
+    )
+    manager = make_manager(source, num_slots=2, copy_bytes=1 << 16)
+    core = make_core(manager, runner)
+    core.add_request(make_request("first", selection=LoraSelection.single(warm)))
+    run(core)
+    opened: list[str] = []
+    os_open = os.open
+
+    def record(path: Any, *args: Any, **kwargs: Any) -> int:
+        opened.append(threading.current_thread().name)
+        return os_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", record)
+    source.slow = cold.digest
+    late = make_request("late", selection=LoraSelection.single(cold))
+    core.add_request(late)
+    others = [
+        make_request("warm", max_tokens=20, selection=LoraSelection.single(warm)),
+        make_request("base", [5, 6], max_tokens=20),
+    ]
+    for request in others:
+        core.add_request(request)
+    begun = len(runner.num_tokens)
+    said: dict[str, list[int]] = {"warm": [], "base": [], "late": []}
+    for _ in range(20):
+        for output in core.step():
+            said[output.request_id] += output.new_token_ids
+    assert [len(step) for step in runner.num_tokens[begun:]] == [2] * 20, "both go on in every step"
+    assert [said[request.request_id] for request in others] == [solo_tokens(request) for request in others]
+    assert said["late"] == []
+    source.gate.set()
+    outputs = run(core)
+    assert [token for output in outputs["late"] for token in output.new_token_ids] == solo_tokens(late)
+    assert opened, "the loader opened files"
+    assert threading.current_thread().name not in opened
+    manager.close()
 
 
 def test_control_calls_between_requests(refs_and_manager: tuple[list[AdapterRef], AdapterManager]) -> None:

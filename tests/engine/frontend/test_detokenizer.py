@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.frontend.detokenizer import Detokenizer
+from loraplex.engine.frontend.detokenizer import NUM_CONTEXT_TOKENS, Detokenizer
 from loraplex.engine.frontend.tokenizer import Tokenizer
 from tests.helpers import make_byte_level_tokenizer, make_sentencepiece_tokenizer
 
@@ -100,3 +102,21 @@ def test_the_window_does_not_grow_with_the_text() -> None:
     for token_id in tokenizer.encode("hello wörld 😀 " * 50):
         detokenizer.push(token_id)
     assert longest <= 8
+
+
+def test_the_end_of_a_long_prompt_is_found_from_its_end() -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "x" * len(token_ids)
+
+        def has_text(self, token_id: int) -> bool:
+            asked.append(token_id)
+            return token_id % 2 == 0
+
+        def is_byte(self, token_id: int) -> bool:
+            return False
+
+    Detokenizer(Counting(), range(100_000))
+    assert len(asked) <= 2 * NUM_CONTEXT_TOKENS

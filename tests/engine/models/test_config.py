@@ -116,6 +116,20 @@ def test_yarn_stretches_the_context(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"type": "linear", "factor": 4.0}, 512),
+        ({"type": "linear", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 128),
+    ],
+)
+def test_linear_scaling_stretches_the_context_too_and_llama3_says_it_stretched(
+    tmp_path: Path, rope: dict[str, Any], expected: int
+) -> None:
+    assert read(tmp_path, rope_scaling=rope).max_context_len == expected
+
+
+@pytest.mark.parametrize(
     ("config_eos", "generation", "expected"),
     [
         (2, None, {2}),

@@ -64,6 +64,24 @@ def test_keys_before_the_window_are_never_read() -> None:
         assert_close(actual, wanted, torch.float32)
 
 
+@pytest.mark.parametrize("sliding_window", [None, 3])
+@pytest.mark.parametrize("context", [0, 20])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_within_a_prefill_nan_reaches_only_the_queries_that_see_it(
+    sliding_window: int | None, context: int, bad: float
+) -> None:
+    batch = create_paged_batch([(context, 12), (7, 5)], sliding_window=sliding_window)
+    expected = batch.expected()
+    place = context + 6
+    batch.keys[0][place], batch.values[0][place] = bad, bad
+    actual = batch.run()
+    blind = [row for row in range(12) if row < 6 or (sliding_window is not None and row >= 6 + sliding_window)]
+    assert_close(actual[0][blind], expected[0][blind], torch.float32)
+    assert_close(actual[1], expected[1], torch.float32)
+    seeing = [row for row in range(12) if row not in blind]
+    assert not actual[0][seeing].isfinite().flatten(1).all(dim=-1).any()
+
+
 def test_store_kv_writes_its_places_and_no_other() -> None:
     batch = create_paged_batch([(3, 1), (10, 8)])
     meta = batch.meta()

@@ -87,3 +87,24 @@ async def test_an_alias_that_cannot_be_is_refused(
 async def test_reserved_aliases_are_never_deleted(two_versions: RegistryWorld, alias: str) -> None:
     assert (await two_versions.call("DELETE", "sql", f"/aliases/{alias}")).status_code == 400
     assert await answers(two_versions, f"sql@{alias}") in (1, 2)
+
+
+@pytest.mark.parametrize("version", ["1", True, 1.0])
+async def test_a_version_is_a_number_and_nothing_that_could_be_one(
+    two_versions: RegistryWorld, version: object
+) -> None:
+    reply = await two_versions.call("PUT", "sql", "/aliases/prod", json={"version": version})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "version")
+
+
+@pytest.mark.parametrize("body", [{}, {"version": 1, "targets": [{"version": 1}]}])
+async def test_an_alias_without_one_target_is_told_what_it_needs(
+    two_versions: RegistryWorld, body: dict[str, object]
+) -> None:
+    reply = await two_versions.call("PUT", "sql", "/aliases/prod", json=body)
+    assert reply.json()["error"]["message"] == "give either version or targets"
+
+
+@pytest.mark.parametrize("version", ["+1", "1.0", "%201", "01", "1_0", "0"])
+async def test_a_version_in_a_path_is_written_in_one_way(two_versions: RegistryWorld, version: str) -> None:
+    assert (await two_versions.call("GET", "sql", f"/versions/{version}")).status_code == 400

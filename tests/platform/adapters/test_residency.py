@@ -9,8 +9,8 @@ import pytest
 
 from loraplex.adapters.errors import AdapterLoadError, NeverFitsError
 from loraplex.engine.errors import EngineDeadError
-from loraplex.platform.adapters.keyed_lock import KeyedLock
 from loraplex.platform.adapters.resolution import RequestedAdapter
+from loraplex.platform.keyed_lock import KeyedLock
 from tests.platform.adapters.helpers import RegistryWorld, adapter_files
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from loraplex.adapters.errors import InvalidRequestError
 from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
@@ -81,6 +82,27 @@ async def test_a_mix_has_at_most_eight_parts(world: RegistryWorld) -> None:
         await world.registry.resolve(world.tenant, [RequestedAdapter(name=f"a{number}") for number in range(9)])
 
 
+async def test_another_tenants_name_costs_as_many_queries_as_one_that_is_nowhere(world: RegistryWorld) -> None:
+    """Whoever measures learns nothing: not at the first look, and not when it was looked for before."""
+    await world.upload("sql")
+    await world.registry.resolve(world.tenant, [RequestedAdapter(name="sql")])  # in memory, for its owner
+    stranger, _ = await world.other_tenant("stranger")
+    statements: list[str] = []
+
+    def record(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(world.base.installation.database._engine.sync_engine, "before_cursor_execute", record)
+    asked = []
+    for name in ("sql", "xyz", "sql", "xyz"):
+        statements.clear()
+        with pytest.raises(NotFoundError):
+            await world.registry.resolve(stranger, [RequestedAdapter(name=name)])
+        asked.append(list(statements))
+    assert asked[0] != []
+    assert asked[0] == asked[1] == asked[2] == asked[3]
+
+
 @pytest.mark.parametrize("asked", ["sql", "sql@1", "sql@default", "sql@latest", "sql@prod"])
 async def test_another_tenants_adapter_looks_like_one_that_does_not_exist(world: RegistryWorld, asked: str) -> None:
     await world.upload("sql")
@@ -134,6 +156,8 @@ async def test_no_name_opens_a_file(world: RegistryWorld) -> None:
             reply = await world.client.request(method, world.url(name, rest), headers=world.headers)
             assert reply.status_code in (400, 404, 405)
     assert [path for path in opened if "loraplex.db" not in path] == []
+    (world.data_dir / "control").write_bytes(b"")
+    assert opened[-1].endswith("control"), "the hook sees what is opened"
 
 
 async def test_a_version_of_another_base_is_a_409(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -253,3 +256,35 @@ def upload_scope(world: RegistryWorld) -> dict[str, object]:
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
+
+
+@pytest.mark.parametrize("content_type", [MULTIPART, "application/zip"])
+async def test_a_full_disk_is_a_503_and_leaves_nothing(world: RegistryWorld, content_type: str) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield HEAD if content_type == MULTIPART else b""
+        for _ in range(60):
+            yield bytes(5_000)  # shorter than a file's buffer, so that closing writes too
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (99_000, hard))  # no file of this process grows beyond
+    try:
+        reply = await post(world, content=body(), content_type=content_type)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_error")
+    await assert_nothing_is_left(world)
+
+
+async def test_a_folder_of_uploads_that_is_gone_is_a_503(world: RegistryWorld) -> None:
+    shutil.rmtree(world.data_dir / "uploads")
+    reply = await world.upload("sql")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_error")
+
+
+@pytest.mark.parametrize("field", ["base_model_name_or_path", "\ud800"])
+async def test_a_config_with_half_a_character_is_refused(world: RegistryWorld, field: str) -> None:
+    config: dict[str, Any] = {field: "\ud800"}
+    reply = await world.upload("sql", adapter_files(**config))
+    assert reply.status_code == 422
+    assert "lone surrogate" in reply.json()["error"]["message"]
+    await assert_nothing_is_left(world)

@@ -177,3 +177,10 @@ async def test_deleting_a_tenant_of_the_real_app_takes_its_keys_and_leaves_the_a
     async with world.services.database.read_session() as session:
         audited = select(AuditEvent.action).where(AuditEvent.target == tenant.id).order_by(AuditEvent.id)
         assert (await session.scalars(audited)).all() == ["tenant.create", "tenant.delete", "tenant.removed"]
+
+
+@pytest.mark.parametrize("path", ["/readyz/", "/v1/chat/completions/", "/api/v1/tenants/"])
+async def test_no_path_leads_elsewhere(world: World, path: str) -> None:
+    """A redirect would name the host and scheme that this process knows, and a client would send its key there."""
+    headers = await world.key(Scope.PLATFORM_ADMIN, tenant=None)
+    assert (await world.client.get(path, headers=headers)).status_code in (400, 404)

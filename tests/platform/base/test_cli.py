@@ -50,7 +50,7 @@ def test_a_tenant_is_made_listed_and_marked_for_deletion(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tenant", "create", "Bad Name"], "not a tenant name"),
+        (["tenant", "create", "Bad Name"], "cannot name a tenant"),
         (["tenant", "delete", "acme", "--confirm", "other"], "the tenant's name is 'acme'"),
         (["tenant", "delete", "nobody", "--confirm", "nobody"], "no such tenant"),
         (["key", "create", "--tenant", "nobody", "--scopes", "infer"], "no such tenant"),

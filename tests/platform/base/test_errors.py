@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import httpx
 import pytest
@@ -12,7 +12,9 @@ from pydantic import BaseModel, Field
 
 from loraplex.adapters.errors import AdapterRefusedError, ClientError, LoraplexError, Reason
 from loraplex.engine import errors as engine_errors
-from loraplex.platform.errors import HTTP_STATUS, error_response, http_status
+from loraplex.platform.errors import HTTP_STATUS, ServiceUnavailableError, error_response, http_status
+from loraplex.platform.telemetry.layer import ErrorCountMiddleware
+from loraplex.platform.telemetry.metrics import Metrics
 from tests.platform.helpers import BaseWorld, open_base_world
 
 assert engine_errors  # its classes belong to the tree that is walked below
@@ -45,6 +47,10 @@ def add_routes(app: FastAPI) -> None:
     @app.get("/admin/fails")
     async def fails() -> None:
         raise ZeroDivisionError("password=hush")
+
+    @app.get("/admin/starts")
+    async def starts() -> None:
+        raise ServiceUnavailableError("the engine is starting")
 
     @app.get("/admin/refuses")
     async def refuses() -> None:
@@ -151,3 +157,27 @@ async def test_what_nobody_foresaw_is_logged_and_not_told(world: BaseWorld, capl
     assert request_id in str(error["message"])
     assert request_id in caplog.text
     assert "ZeroDivisionError: password=hush" in caplog.text
+
+
+async def test_what_is_only_away_for_now_is_logged_in_one_line(
+    world: BaseWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients ask again and again while an engine starts."""
+    assert (await world.client.get("/admin/starts")).status_code == 503
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert line.exc_info is None
+
+
+async def test_an_error_that_nobody_foresaw_is_counted(world: BaseWorld) -> None:
+    metrics = Metrics()
+
+    async def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await ErrorCountMiddleware(fails, metrics)({"type": "http", "path": "/v1/models"}, cast(Any, None), unsent)
+    assert b'loraplex_errors_total{code="500",kind="reply"} 1.0' in metrics.render()
+
+
+async def unsent(message: object) -> None:
+    raise AssertionError("nobody answers here")

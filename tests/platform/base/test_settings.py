@@ -6,6 +6,7 @@ import pytest
 
 from loraplex.engine.config import GIB
 from loraplex.engine.errors import ConfigurationError
+from loraplex.platform.secret_key import SecretKey
 from loraplex.platform.settings import DataSettings, Settings, redact_url
 from tests.platform.helpers import create_settings
 
@@ -126,3 +127,9 @@ def test_a_mistyped_variable_is_warned_of(
         monkeypatch.setenv(name, "3")
     create_settings(tmp_path)
     assert [record.args for record in caplog.records] == [("LORAPLEX_MAX_NUM_SEQ",)]
+
+
+def test_a_data_folder_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot write to the data folder"):
+        SecretKey.load(create_settings(tmp_path / "file" / "data"))
