@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
+from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection, SlotTable
 from loraplex.kernels.lora.triton_kernels import expand_kernel, shrink_kernel
 from loraplex.kernels.triton_configs import LORA_BLOCK_M, LORA_BLOCK_R, expand_config, shrink_config
 
@@ -41,49 +41,44 @@ def lora_apply(
     """
     if meta is None or meta.num_chunks == 0:
         return
-    space = meta.attention if projections[0].is_attention else meta.mlp
-    slot_rank = pools.lora_a[projections[0]].shape[2]
-    num_rank_tiles = triton.cdiv(space.slot_table.shape[1] * slot_rank, LORA_BLOCK_R)
-    if num_rank_tiles == 0:  # no selection of the step has a slot in this space
-        return
     assert 0 < len(projections) <= _MAX_SLICES, "more fused projections than the kernels take"
     assert list(projections) == list(range(projections[0], projections[0] + len(projections))), "not neighbours"
     assert x.stride(-1) == y.stride(-1) == 1, "features must be contiguous"
-    partials = _shrink(x, pools, layer, projections, meta, space.slot_table, num_rank_tiles, architecture)
-    _expand(partials, y, pools, layer, projections, meta, architecture)
+    space = meta.attention if projections[0].is_attention else meta.mlp
+    slot_rank = pools.lora_a[projections[0]].shape[2]
+    if space.slot_table.shape[1] == 0:  # no selection of the step has a slot in this space
+        return
+    lora_a = [_rank_rows(pools.lora_a[projection], layer) for projection in projections]
+    lora_b = [_rank_rows(pools.lora_b[projection], layer) for projection in projections]
+    scaling = pools.scaling[layer, projections[0] :]
+    partials = _shrink(x, lora_a, meta, space=space, slot_rank=slot_rank, architecture=architecture)
+    _expand(partials, y, lora_b, meta, scaling=scaling, space=space, slot_rank=slot_rank, architecture=architecture)
 
 
 def _shrink(
-    x: Tensor,
-    pools: LoRAPools,
-    layer: int,
-    projections: Sequence[Projection],
-    meta: LoRAMeta,
-    slot_table: Tensor,
-    num_rank_tiles: int,
-    architecture: int,
+    x: Tensor, lora_a: Sequence[Tensor], meta: LoRAMeta, *, space: SlotTable, slot_rank: int, architecture: int
 ) -> Tensor:
     """Float32 `[slices, splits, rows, rank]`, not written where a row's selection has no such rank."""
-    rows = [_rank_rows(pools.lora_a[projection], layer) for projection in projections]
-    itemsize = max(x.element_size(), rows[0].element_size())
+    itemsize = max(x.element_size(), lora_a[0].element_size())
     config = shrink_config(architecture, itemsize=itemsize, in_features=x.shape[1])
-    shape = (len(projections), config.num_splits, len(meta.token_order), num_rank_tiles * LORA_BLOCK_R)
+    num_rank_tiles = triton.cdiv(space.slot_table.shape[1] * slot_rank, LORA_BLOCK_R)
+    shape = (len(lora_a), config.num_splits, len(meta.token_order), num_rank_tiles * LORA_BLOCK_R)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
-    shrink_kernel[(meta.num_chunks, num_rank_tiles, len(projections) * config.num_splits)](
+    shrink_kernel[(meta.num_chunks, num_rank_tiles, len(lora_a) * config.num_splits)](
         x,
-        *_three(rows),
+        *_three(lora_a),
         partials,
         meta.token_order,
         meta.chunk_selection,
         meta.chunk_start,
         meta.chunk_len,
-        slot_table,
-        slot_table.shape[1],
+        space.slot_table,
+        space.slot_table.shape[1],
         x.shape[1],
         len(meta.token_order),
         x.stride(0),
-        rows[0].stride(0),
-        SLOT_RANK=pools.lora_a[projections[0]].shape[2],
+        lora_a[0].stride(0),
+        SLOT_RANK=slot_rank,
         NUM_SPLITS=config.num_splits,
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_R=LORA_BLOCK_R,
@@ -97,22 +92,21 @@ def _shrink(
 def _expand(
     partials: Tensor,
     y: Tensor,
-    pools: LoRAPools,
-    layer: int,
-    projections: Sequence[Projection],
+    lora_b: Sequence[Tensor],
     meta: LoRAMeta,
+    *,
+    scaling: Tensor,
+    space: SlotTable,
+    slot_rank: int,
     architecture: int,
 ) -> None:
-    space = meta.attention if projections[0].is_attention else meta.mlp
-    rows = [_rank_rows(pools.lora_b[projection], layer) for projection in projections]
-    widths = [each.shape[1] for each in rows]
+    widths = [each.shape[1] for each in lora_b]
     assert sum(widths) == y.shape[1], "y must hold the outputs of all projections"
-    itemsize = max(y.element_size(), rows[0].element_size())
+    itemsize = max(y.element_size(), lora_b[0].element_size())
     config = expand_config(architecture, itemsize=itemsize, out_features=max(widths))
-    scaling = pools.scaling[layer, projections[0] :]
-    expand_kernel[(meta.num_chunks, triton.cdiv(max(widths), config.block_n), len(projections))](
+    expand_kernel[(meta.num_chunks, triton.cdiv(max(widths), config.block_n), len(lora_b))](
         partials,
-        *_three(rows),
+        *_three(lora_b),
         y,
         scaling,
         meta.token_order,
@@ -123,12 +117,12 @@ def _expand(
         space.slot_weight,
         space.slot_table.shape[1],
         *_three(widths),
-        *_three([each.stride(0) for each in rows]),
+        *_three([each.stride(0) for each in lora_b]),
         partials.shape[2],
         partials.shape[3],
         y.stride(0),
         scaling.stride(0),
-        SLOT_RANK=pools.lora_b[projections[0]].shape[2],
+        SLOT_RANK=slot_rank,
         NUM_SPLITS=partials.shape[1],
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_N=config.block_n,
