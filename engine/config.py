@@ -11,7 +11,7 @@ from loraplex.engine.errors import ConfigurationError
 GIB = 1 << 30
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-BackendName = Literal["auto", "reference", "cpu"]
+BackendName = Literal["auto", "reference", "cpu", "triton"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
+BACKENDS = ("reference", "cpu", "triton")
 
-BACKENDS = ("reference", "cpu")
+logger = logging.getLogger(__name__)
 
 
 class PreparedLinear(Protocol):
@@ -177,24 +178,58 @@ def create_backend(name: str, device: torch.device) -> Backend:
     """The backend of that name for the device; `auto` = the best that runs there.
 
     Raises:
-        ValueError: there is none of that name, or it cannot run here.
+        ValueError: there is none of that name, or it does not run on the device.
     """
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend {name!r} does not exist; there are auto, {', '.join(BACKENDS)}")
-    # The backends are heavy, and they import this module.
-    from loraplex.kernels.reference import ReferenceBackend
+    best = "cpu" if device.type == "cpu" else "triton"
+    if name != "reference":
+        wanted = best if name == "auto" else name
+        found = _create_cpu_backend(device) if wanted == "cpu" else _create_triton_backend(device)
+        if not isinstance(found, str):
+            return found
+        if name != "auto":
+            raise ValueError(f"backend {name!r} does not run here: {found}; take auto or reference")
+        logger.warning("the slower reference backend serves on %s: %s", device, found)
+    from loraplex.kernels.reference import ReferenceBackend  # heavy, and it imports this module
 
-    if name == "reference" or (name == "auto" and device.type != "cpu"):
-        return ReferenceBackend(device)
+    return ReferenceBackend(device)
+
+
+def _create_cpu_backend(device: torch.device) -> Backend | str:
+    """The backend, or what stands in its way."""
+    if device.type != "cpu":
+        return f"it needs a CPU, and this is {device.type!r}"
     from loraplex.kernels.cpu.backend import CpuBackend
     from loraplex.kernels.cpu.build import NativeBuildError
 
-    if device.type != "cpu":
-        raise ValueError(f"backend 'cpu' does not run on {device}; use auto or reference")
     try:
         return CpuBackend(device)
     except NativeBuildError as error:
-        if name == "cpu":
-            raise ValueError(f"backend 'cpu' cannot run here: {error}") from error
-        logger.warning("the reference backend serves, at a fraction of the speed: %s", error)
-        return ReferenceBackend(device)
+        return str(error)
+
+
+def _create_triton_backend(device: torch.device) -> Backend | str:
+    """The backend, or what stands in its way."""
+    obstacle = _obstacle_to_triton(device)
+    if obstacle is not None:
+        return obstacle
+    from loraplex.kernels.triton_backend import TritonBackend
+    from loraplex.kernels.triton_configs import nearest_architecture
+
+    return TritonBackend(nearest_architecture(_compute_capability(device)))
+
+
+def _obstacle_to_triton(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device.type!r}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    major, minor = _compute_capability(device)
+    return f"it needs compute capability 8.0, and {device} has {major}.{minor}" if major < 8 else None
+
+
+def _compute_capability(device: torch.device) -> tuple[int, int]:
+    import torch
+
+    return torch.cuda.get_device_capability(device)

@@ -91,5 +91,5 @@ def test_the_reference_backend_is_found_by_name() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'cuda-magic' does not exist; there are auto, reference, cpu"):
+    with pytest.raises(ValueError, match=r"'cuda-magic' does not exist; there are auto, reference, cpu, triton"):
         create_backend("cuda-magic", CPU)
