@@ -25,8 +25,9 @@ _OLDER = {  # name -> what the processor must have, the compiler's name for it
     "scalar": ("sse2", "x86-64"),
 }
 _FEATURES = frozenset(Path("/proc/cpuinfo").read_text().split()) if sys.platform == "linux" else frozenset()
-TARGETS: dict[str, tuple[str, ...]] = {"native": NATIVE} | {
-    name: (f"-march={march}",) for name, (feature, march) in _OLDER.items() if feature in _FEATURES
+TARGETS: dict[str, tuple[str, ...]] = {
+    "native": NATIVE,
+    **{name: (f"-march={march}",) for name, (feature, march) in _OLDER.items() if feature in _FEATURES},
 }
 
 
