@@ -75,7 +75,7 @@ def test_an_explicit_cache_is_taken_as_given() -> None:
 
 
 def test_the_context_is_never_silently_shorter_than_the_models() -> None:
-    with pytest.raises(ConfigurationError, match="--kv-cache-memory-gib 0.500 or --max-model-len 1600"):
+    with pytest.raises(ConfigurationError, match=re.escape("--kv-cache-memory-gib 0.500 or --max-model-len 1600")):
         plan(create_config(kv_cache_memory_bytes=100 * MIB), device_of(8 * GIB))
     assert plan(create_config(kv_cache_memory_bytes=GIB), device_of(8 * GIB)).max_model_len == 8192
 
