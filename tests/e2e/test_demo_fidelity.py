@@ -16,8 +16,10 @@ from loraplex.platform.demo.model import ensure_demo_model
 from loraplex.platform.demo.run import MIX_WEIGHTS, mix
 from loraplex.platform.demo.training import ensure_demo_adapters
 
-# peft lags behind transformers' names
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.timeout(1200),  # on a fresh checkout it trains the adapters first
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # peft lags behind transformers
+]
 
 DEMO_DIR = Path(__file__).parents[2] / ".demo"
 NUM_TOKENS = 64
