@@ -15,8 +15,6 @@ from loraplex.kernels.lora.metadata import ChunkGroup, LoRAMeta, SelectionSlots,
 _CHUNKS_FOR_OWN_GROUP = 3
 # Bounds the copies of A and B that a group of several selections gathers.
 _SLOTS_OF_A_GROUP = 64
-# Bounds the float32 rows and deltas of a group: they stay in the cache, and nobody asks the system for fresh pages.
-_CHUNKS_OF_A_GROUP = 16
 
 
 def build_lora_meta(
@@ -97,13 +95,11 @@ def _grouped(
     chunk_slots = num_slots[chunk_selection]
     is_apart = np.bincount(chunk_selection)[chunk_selection] >= _CHUNKS_FOR_OWN_GROUP
     for selection in np.unique(chunk_selection[is_apart & (chunk_slots > 0)]):
-        members = np.flatnonzero(chunk_selection == selection)
-        for part in np.array_split(members, -(-len(members) // _CHUNKS_OF_A_GROUP)):
-            yield part, int(num_slots[selection])
+        yield np.flatnonzero(chunk_selection == selection), int(num_slots[selection])
     for width in np.unique(chunk_slots[~is_apart & (chunk_slots > 0)]):
         members = np.flatnonzero(~is_apart & (chunk_slots == width))
-        num_groups = -(-len(members) // max(1, min(_CHUNKS_OF_A_GROUP, _SLOTS_OF_A_GROUP // width)))
-        for part in np.array_split(members, num_groups):
+        num_groups = -(-len(members) * width // _SLOTS_OF_A_GROUP)
+        for part in np.array_split(members, min(num_groups, len(members))):
             yield part, int(width)
 
 

@@ -32,24 +32,25 @@ def lora_apply(
     if meta is None:
         return
     space = meta.attention if projections[0].is_attention else meta.mlp
+    outputs = torch.split(y, [pools.lora_b[projection].shape[-1] for projection in projections], dim=-1)
     for group in space.groups:
         rows = _pad_width(x.index_select(0, group.rows).float()).view(group.num_chunks, -1, _padded(x.shape[-1]))
-        deltas = [_delta(rows, pools, layer, projection, group) for projection in projections]
-        fused = deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=-1)
-        base = y.index_select(0, group.tokens)
-        base += fused.index_select(0, group.kept)  # adds in float32 and rounds once
-        y.index_copy_(0, group.tokens, base)
+        for projection, output in zip(projections, outputs, strict=True):
+            delta = _delta(rows, pools, layer, projection, group)
+            base = output.index_select(0, group.tokens)
+            output.index_copy_(0, group.tokens, (base.float() + delta).to(y.dtype))
 
 
 def _delta(rows: Tensor, pools: LoRAPools, layer: int, projection: Projection, group: ChunkGroup) -> Tensor:
-    """Float32 `[num_chunks * chunk_size, out_features]`."""
+    """Float32 `[num_kept, out_features]` of the group's real tokens."""
     lora_a = _gather(pools.lora_a[projection][layer], group.slots)
     lora_b = _gather(pools.lora_b[projection][layer], group.slots)
     scaling = pools.scaling[layer, projection][group.slots] * group.weight
+    slot_rank = pools.lora_a[projection].shape[2]
     shrunk = torch.bmm(rows, lora_a.transpose(1, 2).expand(group.num_chunks, -1, -1))
-    shrunk.view(*shrunk.shape[:2], scaling.shape[1], -1).mul_(scaling[:, None, :, None])
+    shrunk *= scaling.repeat_interleave(slot_rank, dim=1).unsqueeze(1)
     expanded = torch.bmm(shrunk, lora_b.expand(group.num_chunks, -1, -1))
-    return expanded.flatten(0, 1)[:, : pools.lora_b[projection].shape[-1]]
+    return expanded.flatten(0, 1).index_select(0, group.kept)[:, : pools.lora_b[projection].shape[-1]]
 
 
 def _gather(pool: Tensor, slots: Tensor) -> Tensor:
