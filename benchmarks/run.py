@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -19,7 +20,8 @@ from benchmarks.request_set import ensure_adapters
 from loraplex.platform.demo.model import ensure_demo_model
 
 ROOT = Path(__file__).parents[1]
-RUNNERS = ("loraplex_offline", "transformers_peft")
+# module, backend
+CONTESTANTS = (("loraplex_offline", "auto"), ("loraplex_offline", "reference"), ("transformers_peft", "auto"))
 WORKLOADS = {"base_s16": (16, 0), "lora8_s16": (16, 8)}  # name -> requests, adapters
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]  # workload -> contestant -> reports
@@ -37,8 +39,8 @@ def main() -> None:
     rounds: Rounds = {name: {} for name in arguments.workloads}
     for number in range(arguments.rounds):
         for workload in arguments.workloads:
-            for runner in RUNNERS:
-                report = _run(runner, workload, model, adapters)
+            for runner, backend in CONTESTANTS:
+                report = _run(runner, backend, workload, model, adapters)
                 rounds[workload].setdefault(report["name"], []).append(report)
                 sys.stdout.write(
                     f"round {number + 1} {workload} {report['name']}: {report['tokens_per_s']:.1f} tok/s\n"
@@ -50,11 +52,13 @@ def main() -> None:
     sys.stdout.write(_markdown(results))
 
 
-def _run(runner: str, workload: str, model: Path, adapters: Path) -> dict[str, Any]:
+def _run(runner: str, backend: str, workload: str, model: Path, adapters: Path) -> dict[str, Any]:
     num_requests, num_adapters = WORKLOADS[workload]
     command = [sys.executable, "-m", f"benchmarks.runners.{runner}", "--model", str(model), "--adapters", str(adapters)]
     command += ["--num-requests", str(num_requests), "--num-adapters", str(num_adapters)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command += ["--backend", backend]
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}  # as our engine process has it; good for all here
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{runner} failed on {workload}:\n{done.stderr[-3000:]}")
     report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -70,8 +74,10 @@ def _summarise(rounds: Rounds) -> dict[str, Any]:
         for workload, contestants in rounds.items()
     }
     ratios = {
-        f"{workload}_over_transformers_peft": figures["loraplex"] / figures["transformers+peft"]
+        f"{workload}_{name.replace(' ', '_')}_over_transformers_peft": figure / figures["transformers+peft"]
         for workload, figures in medians.items()
+        for name, figure in figures.items()
+        if name != "transformers+peft"
     }
     if "base_s16" in medians and "lora8_s16" in medians:
         ratios["lora8_s16_over_base"] = medians["lora8_s16"]["loraplex"] / medians["base_s16"]["loraplex"]

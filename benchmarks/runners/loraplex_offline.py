@@ -13,16 +13,16 @@ PARAMS = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=Tr
 
 
 class LoraplexOffline:
-    name = "loraplex"
-
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.name = "loraplex" if job.backend == "auto" else f"loraplex {job.backend}"
         adapters = {adapter_name(i): job.adapters / adapter_name(i) for i in range(job.num_adapters)}
         self._llm = LLM(
             job.model,
             adapters=adapters,
             skip_tokenizer_init=True,
             dtype="bfloat16",
+            backend=job.backend,
             max_model_len=1024,
             adapter_slots=max(8, 64 * job.num_adapters // 8),
             enable_prefix_caching=False,

@@ -22,6 +22,7 @@ class Job:
     adapters: Path
     num_requests: int
     num_adapters: int
+    backend: str  # of ours
 
     def requests(self) -> list[BenchRequest]:
         return request_set(self.num_requests)
@@ -46,6 +47,7 @@ def run_as_main(make: Callable[[Job], Contestant]) -> None:
     parser.add_argument("--adapters", type=Path, required=True)
     parser.add_argument("--num-requests", type=int, required=True)
     parser.add_argument("--num-adapters", type=int, required=True)
+    parser.add_argument("--backend", default="auto")
     job = Job(**vars(parser.parse_args()))
     contestant = make(job)
     contestant.run(job.requests()[:1])
