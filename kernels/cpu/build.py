@@ -107,3 +107,16 @@ def _run(command: Sequence[str]) -> str:
     if done.returncode:
         raise NativeBuildError(f"{command[0]} failed with status {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
+
+
+def main() -> None:
+    """`python -m loraplex.kernels.cpu.build`: compile now rather than at the first start."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        logger.info("the CPU kernels: %s", build())
+    except NativeBuildError as error:
+        logger.warning("the reference backend will serve, at a fraction of the speed: %s", error)
+
+
+if __name__ == "__main__":
+    main()
