@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import obstore
@@ -25,21 +26,38 @@ from tests.platform.adapters.test_store import open_source, put
 ACCESS_KEY, SECRET = "test-access", "a/secret+that needs%quoting"
 QUOTED_SECRET = "a%2Fsecret%2Bthat%20needs%25quoting"
 WEED = Path(sys.executable).with_name("weed")
-START_TRIES = 600
+STARTS, START_TRIES = 3, 300
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Different ones: all are held until the last is found."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not WEED.exists():
-        pytest.skip("the S3 server of the dev extra is not installed on this machine")
-    folder = tmp_path_factory.mktemp("s3")
+    assert WEED.exists(), "the S3 server of the dev extra is not installed; run `make setup-dev`"
+    for _ in range(STARTS):  # somebody else may take a port in the moment before the server does
+        folder = tmp_path_factory.mktemp("s3")
+        command, url = server_command(folder)
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen(command, stdout=log, stderr=log, cwd=folder) as server,
+        ):
+            try:
+                if create_bucket(url, server):
+                    yield url
+                    return
+            finally:
+                server.kill()  # its orderly end takes half a minute
+    raise AssertionError(f"the S3 server did not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+def server_command(folder: Path) -> tuple[list[str], str]:
     config = folder / "s3.json"
     identity = {
         "name": "test",
@@ -47,7 +65,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "actions": ["Admin", "Read", "Write", "List"],
     }
     config.write_text(json.dumps({"identities": [identity]}))
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    names = ("master", "volume", "filer", "s3")
+    numbers = free_ports(2 * len(names))
+    ports, grpc_ports = dict(zip(names, numbers, strict=False)), numbers[len(names) :]
     command = [
         str(WEED),
         "server",
@@ -60,29 +80,33 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "-master.volumeSizeLimitMB=64",
         "-volume.max=20",
         *(f"-{name}.port={port}" for name, port in ports.items()),
-        *(f"-{name}.port.grpc={free_port()}" for name in ports),
+        *(f"-{name}.port.grpc={port}" for name, port in zip(names, grpc_ports, strict=True)),
     ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=folder) as server:
-        try:
-            url = f"http://127.0.0.1:{ports['s3']}"
-            create_bucket(url)
-            yield url
-        finally:
-            server.kill()  # its orderly end takes half a minute
+    return command, f"http://127.0.0.1:{ports['s3']}"
 
 
-def create_bucket(url: str) -> None:
-    """Make the bucket as soon as the server takes it: an object store writes into buckets, it makes none."""
+def create_bucket(url: str, server: subprocess.Popen[bytes]) -> bool:
+    """Make the bucket as soon as the server takes it (an object store makes none); False if the server ends."""
     bucket = open_object_store(f"s3://{ACCESS_KEY}:{QUOTED_SECRET}@adapters/?endpoint={url}")
     for _ in range(START_TRIES):
+        if server.poll() is not None:
+            return False
+        if not is_listening(url):  # the client would go on trying for minutes
+            time.sleep(0.1)
+            continue
         try:
             obstore.put(bucket, "probe", b"")
         except Exception:  # whatever it says while it starts
             time.sleep(0.1)
         else:
             obstore.delete(bucket, "probe")
-            return
-    raise AssertionError("the S3 server did not start")
+            return True
+    return False
+
+
+def is_listening(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
 
 
 def store_url(endpoint: str, *, secret: str = QUOTED_SECRET) -> str:
@@ -125,7 +149,7 @@ async def test_a_wrong_secret_is_refused_and_not_repeated(
 
 
 async def test_a_server_that_is_away_is_an_error_of_the_store(tmp_path: Path) -> None:
-    store = ArtifactStore(store_url(f"http://127.0.0.1:{free_port()}"), cache_dir=tmp_path / "cache")
+    store = ArtifactStore(store_url(f"http://127.0.0.1:{free_ports(1)[0]}"), cache_dir=tmp_path / "cache")
     with pytest.raises(AdapterLoadError, match="cannot be fetched"):
         open_source(store).fetch("ab" * 32)
     shutil.rmtree(tmp_path / "cache")
