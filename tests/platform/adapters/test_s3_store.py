@@ -41,6 +41,7 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert WEED.exists(), "the S3 server of the dev extra is not installed; run `make setup-dev`"
+    log_text = ""
     for _ in range(STARTS):  # somebody else may take a port in the moment before the server does
         folder = tmp_path_factory.mktemp("s3")
         command, url = server_command(folder)
@@ -54,7 +55,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                     return
             finally:
                 server.kill()  # its orderly end takes half a minute
-    raise AssertionError(f"the S3 server did not start: {(folder / 'log').read_text()[-2000:]}")
+        log_text = (folder / "log").read_text()
+    raise AssertionError(f"the S3 server did not start: {log_text[-2000:]}")
 
 
 def server_command(folder: Path) -> tuple[list[str], str]:
