@@ -14,9 +14,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
-
-import msgspec
 
 
 class LoraplexError(Exception):
@@ -58,7 +57,8 @@ class AdapterLoadError(ServerError):
     code = "adapter_load_failed"
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
     """One reason why an upload is refused.
 
     `file` and `tensor` name the place; `remedy` tells the uploader what to change.

@@ -1,26 +1,35 @@
-"""Brings versions from their source to host memory on background threads; one read per digest at a time."""
+"""Brings versions to host memory on background threads; one read per digest at a time."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
-from loraplex.adapters.base_spec import BaseSpec
-from loraplex.adapters.digest import folder_digest
 from loraplex.adapters.errors import AdapterLoadError, AdapterRefusedError
-from loraplex.adapters.source import AdapterSource
-from loraplex.adapters.weights import AdapterWeights, load_weights
+from loraplex.adapters.weights import AdapterWeights
 
 logger = logging.getLogger(__name__)
+
+
+class AdapterReader(Protocol):
+    """Brings the weights of a version to host memory."""
+
+    def read(self, digest: str) -> AdapterWeights:
+        """Blocking; called from loader threads only.
+
+        Raises:
+            AdapterLoadError, AdapterRefusedError, OSError: the version cannot be served.
+        """
+        ...
 
 
 class HostLoader:
     """Its methods are for one thread, and none of them blocks."""
 
-    def __init__(self, base: BaseSpec, source: AdapterSource, *, num_threads: int) -> None:
-        self._base = base
-        self._source = source
+    def __init__(self, reader: AdapterReader, *, num_threads: int) -> None:
+        self._reader = reader
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
         self._futures: dict[str, Future[AdapterWeights]] = {}
@@ -40,7 +49,7 @@ class HostLoader:
         """Read the version, unless that is under way."""
         self._discarded.discard(digest)
         if digest not in self._futures:
-            self._futures[digest] = self._executor.submit(self._read, digest)
+            self._futures[digest] = self._executor.submit(self._reader.read, digest)
 
     def discard(self, digest: str) -> None:
         """Nobody wants the result of a read that may be under way."""
@@ -57,15 +66,6 @@ class HostLoader:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _read(self, digest: str) -> AdapterWeights:
-        folder = self._source.fetch(digest)
-        weights = load_weights(folder, self._base)
-        # Hashed after they were read: files that changed since `fetch` checked them are found out, too.
-        found = folder_digest(folder)
-        if found != digest:
-            raise AdapterLoadError(f"the files of version {digest} were altered: their digest is {found}")
-        return weights
 
 
 def _outcome(future: Future[AdapterWeights]) -> AdapterWeights | AdapterLoadError:

@@ -1,21 +1,19 @@
-"""Joins source, host cache, slot pool and slot tensors: makes versions resident and keeps them so while used."""
+"""Joins reader, host cache, slot pool and slot tensors: makes versions resident and keeps them so while used."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import NamedTuple
 
-from loraplex.adapters.base_spec import BaseSpec
 from loraplex.adapters.errors import AdapterLoadError, NeverFitsError
 from loraplex.adapters.host_cache import HostCache
-from loraplex.adapters.host_loader import HostLoader
+from loraplex.adapters.host_loader import AdapterReader, HostLoader
 from loraplex.adapters.ref import AdapterRef, LoraSelection
 from loraplex.adapters.residency import LoadFailure, Residency
 from loraplex.adapters.slot_budget import check_pin, check_selection
 from loraplex.adapters.slot_loads import SlotLoads
 from loraplex.adapters.slot_pool import Admission, SlotPool
 from loraplex.adapters.slot_tensors import SlotTensors
-from loraplex.adapters.source import AdapterSource
 from loraplex.kernels.lora.metadata import SelectionSlots, WeightedSlot
 
 
@@ -51,8 +49,7 @@ class AdapterManager:
 
     def __init__(
         self,
-        base: BaseSpec,
-        source: AdapterSource,
+        reader: AdapterReader,
         tensors: SlotTensors,
         *,
         host_memory_bytes: int,
@@ -61,7 +58,7 @@ class AdapterManager:
     ) -> None:
         self._pool = SlotPool(tensors.num_slots)
         self._host = HostCache(host_memory_bytes)
-        self._loader = HostLoader(base, source, num_threads=num_loader_threads)
+        self._loader = HostLoader(reader, num_threads=num_loader_threads)
         self._loads = SlotLoads(tensors, self._host, self._loader, max_copy_bytes=max_copy_bytes)
         self._wanted: dict[str, AdapterRef] = {}  # loads without a lease: control calls and pins
         self._leased: Counter[LoraSelection] = Counter()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 
-class AdapterRef(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
     """Immutable identity of one adapter version.
 
     `digest` is the sha256 (64 hex characters) over the sorted (file name, sha256) list of the version's files;
@@ -23,14 +24,16 @@ class AdapterRef(msgspec.Struct, frozen=True):
     num_mlp_slots: int
 
 
-class SelectionPart(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SelectionPart:
     """One adapter of a selection with its mix weight (float32 semantics, 1.0 = as trained)."""
 
     ref: AdapterRef
     weight: float = 1.0
 
 
-class LoraSelection(msgspec.Struct, frozen=True, dict=True):
+@dataclass(frozen=True)  # no slots: `digest` is kept in the instance
+class LoraSelection:
     """What one request runs through: nothing (the base), one adapter version, or a weighted mix.
 
     Build it with `of`, which brings it into the one form that equal selections share: weights rounded to

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from loraplex.engine.errors import ConfigurationError
 
@@ -14,7 +13,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 BackendName = Literal["auto", "reference", "cpu", "triton"]
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
     """Settings of one engine. Values that need the device (number of blocks) are results, never written back.
 
     `None` means: decided by the engine (`max_model_len` from the model, the KV cache from

@@ -1,24 +1,25 @@
-"""What crosses the process boundary, as msgspec structs. Never pickle.
+"""What crosses the process boundary, as plain values. Never pickle: `engine.frontend.wire` writes them.
 
 Client -> engine: one `EngineCall`. Engine -> client: one `EngineEvent`.
 """
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
-from loraplex.adapters.ref import AdapterRef, LoraSelection
+from loraplex.adapters.ref import BASE, AdapterRef, LoraSelection
 from loraplex.engine.outputs import ErrorInfo, RequestOutput
 from loraplex.engine.sampling_params import SamplingParams
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
     """One generation (n = 1) with everything the engine needs; no names, no SQL, no strings to tokenize."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    selection: LoraSelection = LoraSelection()
+    selection: LoraSelection = BASE
     tenant_id: str = ""
     cache_salt: bytes = b""
     priority_class: str = "normal"
@@ -27,18 +28,21 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefix_leader_id: str | None = None
 
 
-class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class AbortRequests:
     request_ids: list[str]
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
     """Make resident now and answer when it is (or has failed); takes no lasting lease."""
 
     call_id: int
     ref: AdapterRef
 
 
-class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
     """Forget slots and host copy of a digest once no request holds a lease or reference on it; then answer.
 
     Cached prefixes of the digest become unreachable by construction and are dropped from the block cache too.
@@ -48,26 +52,30 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-class PinAdapter(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class PinAdapter:
     """Never a victim from now on. Refused when the pins would leave no free slot in a space."""
 
     call_id: int
     ref: AdapterRef
 
 
-class UnpinAdapter(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class UnpinAdapter:
     call_id: int
     digest: str
 
 
-class GetIntegrity(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class GetIntegrity:
     call_id: int
 
 
 EngineCall = GenerateRequest | AbortRequests | LoadAdapter | UnloadAdapter | PinAdapter | UnpinAdapter | GetIntegrity
 
 
-class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
     """Where the memory goes, in bytes."""
 
     budget_bytes: int
@@ -77,7 +85,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
 
 
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
     """The first event of an engine: it is ready, and this is what it is."""
 
     backend: str
@@ -96,7 +105,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory: MemoryPlan
 
 
-class ResidentAdapter(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentAdapter:
     digest: str
     num_attention_slots: int
     num_mlp_slots: int
@@ -105,7 +115,8 @@ class ResidentAdapter(msgspec.Struct, frozen=True, kw_only=True):
     is_loading: bool
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
     """Gauges and running totals, sent after a step at most every 100 ms, and at once when the engine goes idle."""
 
     num_running: int = 0
@@ -127,7 +138,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident: tuple[ResidentAdapter, ...] = ()
 
 
-class IntegrityReport(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntegrityReport:
     """Everything that must be nothing when nobody is served, and the faults that the checks found."""
 
     num_requests: int
@@ -138,11 +150,13 @@ class IntegrityReport(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
-class OutputBatch(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class OutputBatch:
     outputs: list[RequestOutput]
 
 
-class CallReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReply:
     """Answer to a call with a `call_id`; exactly one of `error` and success."""
 
     call_id: int
@@ -150,7 +164,8 @@ class CallReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     integrity: IntegrityReport | None = None
 
 
-class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
     """The engine could not start, or its loop raised: the last event before it exits."""
 
     error: ErrorInfo

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-import msgspec
 
 
 class FinishReason(StrEnum):
@@ -16,7 +15,8 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
     """Natural log-probabilities at one position, of the unmodified logits.
 
     `top` holds (token_id, logprob) of the most likely tokens in falling order, as many as were asked for.
@@ -28,14 +28,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class ErrorInfo(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
     """Why a request FAILED, as it crosses the process boundary."""
 
     code: str
     message: str
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
     """New tokens of one request. `finish_reason` is set exactly once, in the last output.
 
     `prompt_logprobs` comes whole, once, with the first output: entry 0 is None (nothing predicts the first

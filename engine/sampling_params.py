@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import msgspec
+from dataclasses import dataclass, field
 
 from loraplex.adapters.errors import InvalidRequestError
 
@@ -26,7 +25,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
     """Sampling parameters with OpenAI's and vLLM's names and meanings.
 
     `stop` strings are found by the frontend (they may span tokens); everything else acts in the engine.
@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()

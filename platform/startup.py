@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from loraplex.adapters.base_spec import BaseSpec
 from loraplex.engine.frontend.engine_client import ProcessEngineClient

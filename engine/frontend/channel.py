@@ -1,4 +1,4 @@
-"""The two one-way ZeroMQ sockets between a client and its engine process, and the words on them.
+"""The two one-way ZeroMQ sockets between a client and its engine process.
 
 Both are files in a folder that only this user can enter. The client binds, the engine connects.
 """
@@ -15,6 +15,7 @@ import zmq.asyncio
 from loraplex.adapters.errors import LoraplexError
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.frontend.source_spec import SourceSpec
+from loraplex.engine.frontend.wire import decode_call, decode_event, decode_fields, encode
 from loraplex.engine.messages import CallReply, EngineCall, EngineEvent, OutputBatch
 from loraplex.engine.outputs import ErrorInfo, FinishReason, RequestOutput
 
@@ -22,10 +23,6 @@ logger = logging.getLogger(__name__)
 
 CALLS, EVENTS = "calls", "events"
 LINGER_MS = 1000  # an engine that fails waits so long for its last words to leave
-
-encode = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder[EngineEvent](EngineEvent).decode
-_decode_call = msgspec.msgpack.Decoder[EngineCall](EngineCall).decode
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +55,7 @@ class ClientChannel:
             logger.debug("call to a dead engine dropped")
 
     async def receive(self) -> EngineEvent:
-        return _decode_event(await self._events.recv())
+        return decode_event(await self._events.recv())
 
     def close(self) -> None:
         self._calls.close()  # the context does not know of it, and would wait for it
@@ -100,7 +97,7 @@ class EngineChannel:
 
     def _decode(self, message: bytes) -> EngineCall | None:
         try:
-            return _decode_call(message)
+            return decode_call(message)
         except (msgspec.MsgspecError, LoraplexError) as error:
             logger.error("malformed call dropped: %s", error)
             if refusal := _refusal(message, str(error)):
@@ -114,12 +111,7 @@ def _address(folder: Path, name: str) -> str:
 
 def _refusal(message: bytes, reason: str) -> EngineEvent | None:
     """An answer for whoever waits for the malformed call, when it can still be read who that is."""
-    try:
-        fields = msgspec.msgpack.decode(message)
-    except msgspec.MsgspecError:
-        return None
-    if not isinstance(fields, dict):
-        return None
+    fields = decode_fields(message)
     error = ErrorInfo(code="invalid_request", message=f"the engine cannot read this call: {reason}")
     request_id, call_id = fields.get("request_id"), fields.get("call_id")
     if isinstance(request_id, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import replace
 
 from loraplex.engine.messages import GenerateRequest
 
@@ -23,10 +23,10 @@ def split_choices(request: GenerateRequest) -> list[GenerateRequest]:
 
 def _child(request: GenerateRequest, index: int) -> GenerateRequest:
     params = request.sampling_params
-    return msgspec.structs.replace(
+    return replace(
         request,
         request_id=f"{request.request_id}-{index}",
-        sampling_params=msgspec.structs.replace(
+        sampling_params=replace(
             params,
             n=1,
             seed=None if params.seed is None else _wrap(params.seed + index),

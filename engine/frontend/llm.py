@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -59,10 +59,6 @@ class GenerationOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     num_cached_tokens: int
-
-
-class _StrictConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """EngineConfig that refuses names it does not know."""
 
 
 class LLM:
@@ -193,8 +189,10 @@ class LLM:
 
 def _engine_config(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:
     """The settings with their types checked, as they are for an engine process by crossing to it."""
+    if unknown := sorted(settings.keys() - {field.name for field in fields(EngineConfig)}):
+        raise ConfigurationError(f"the engine has no setting {', '.join(unknown)}", param=unknown[0])
     try:
-        return msgspec.convert({"model": str(model), **settings}, _StrictConfig)
+        return msgspec.convert({"model": str(model), **settings}, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"a setting of the engine cannot work: {error}") from error
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-
-import msgspec
+from dataclasses import replace
 
 from loraplex.adapters.errors import LoraplexError
 from loraplex.engine.outputs import RequestOutput
@@ -40,7 +39,7 @@ class OutputQueue:
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """Two successive outputs of one request as one."""
-    return msgspec.structs.replace(
+    return replace(
         second,
         new_token_ids=first.new_token_ids + second.new_token_ids,
         new_logprobs=first.new_logprobs + second.new_logprobs,

@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from loraplex.adapters.base_spec import BaseSpec
+from loraplex.engine.models.base_shapes import base_shapes
 from loraplex.engine.models.checkpoint import Checkpoint
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.weight_names import has_bias, projection_shape
-from loraplex.kernels.lora.metadata import Projection
+from loraplex.engine.models.model_folder import read_model_config
 
 
 def build_base_spec(model_dir: Path) -> BaseSpec:
@@ -19,19 +19,9 @@ def build_base_spec(model_dir: Path) -> BaseSpec:
     Raises:
         ConfigurationError: the folder is not a supported model.
     """
-    config = ModelConfig.from_folder(model_dir)
-    shapes = {projection: projection_shape(config, projection) for projection in Projection}
-    return BaseSpec(
-        digest=_digest(config, Checkpoint.open(model_dir)),
-        name=model_dir.resolve().name,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        in_features={projection: shape[1] for projection, shape in shapes.items()},
-        out_features={projection: shape[0] for projection, shape in shapes.items()},
-        has_bias={projection: has_bias(config, projection) for projection in Projection},
-        tie_word_embeddings=config.tie_word_embeddings,
-    )
+    config = read_model_config(model_dir)
+    digest = _digest(config, Checkpoint.open(model_dir))
+    return base_shapes(config, name=model_dir.resolve().name, digest=digest)
 
 
 def _digest(config: ModelConfig, checkpoint: Checkpoint) -> str:

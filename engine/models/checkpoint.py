@@ -19,7 +19,8 @@ _MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-class TensorHeader(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorHeader:
     """One entry of a safetensors header."""
 
     dtype: str

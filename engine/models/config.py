@@ -1,15 +1,13 @@
-"""What a decoder is, read from `config.json` without torch."""
+"""What a decoder is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
-import msgspec
-
-from loraplex.engine.errors import ConfigurationError
-from loraplex.engine.models.hf_config import HFConfig, ModelDType, read_json_object
 from loraplex.engine.models.rope_config import RopeConfig
+
+ModelDType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +35,6 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
 
-    @classmethod
-    def from_folder(cls, path: Path) -> ModelConfig:
-        """Read `config.json` and, for the end tokens, `generation_config.json`.
-
-        Raises:
-            ConfigurationError: unreadable, not a supported family, or a feature that is not supported.
-        """
-        raw = HFConfig.read(path / "config.json")
-        return cls(
-            model_type=raw.model_type,
-            dtype=raw.checkpoint_dtype,
-            vocab_size=raw.vocab_size,
-            hidden_size=raw.hidden_size,
-            intermediate_size=raw.intermediate_size,
-            num_layers=raw.num_hidden_layers,
-            num_attention_heads=raw.num_attention_heads,
-            num_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-            head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
-            rms_norm_eps=raw.rms_norm_eps,
-            max_position_embeddings=raw.max_position_embeddings,
-            rope=raw.rope,
-            rope_layers=raw.rope_layers,
-            sliding_windows=raw.sliding_windows,
-            has_qkv_bias=raw.has_attention_bias or raw.model_type == "qwen2",
-            has_o_bias=raw.has_attention_bias,
-            has_mlp_bias=raw.mlp_bias and raw.model_type in ("llama", "smollm3"),
-            has_qk_norm=raw.model_type == "qwen3",
-            tie_word_embeddings=raw.tie_word_embeddings,
-            eos_token_ids=_eos_token_ids(path, raw),
-        )
-
     @property
     def q_size(self) -> int:
         return self.num_attention_heads * self.head_dim
@@ -83,19 +50,3 @@ class ModelConfig:
         `max_position_embeddings` of a file with yarn or linear scaling may be the length before or after it.
         """
         return max(self.max_position_embeddings, int(self.rope.stretched_max_position_embeddings))
-
-
-def _eos_token_ids(path: Path, raw: HFConfig) -> frozenset[int]:
-    """`generation_config.json` wins where it names any, as in transformers' `generate`."""
-    given: object = None
-    if (path / "generation_config.json").exists():
-        given = read_json_object(path / "generation_config.json").get("eos_token_id")
-    if given is None:
-        given = raw.eos_token_id
-    try:
-        ids = msgspec.convert(given, int | list[int] | None)
-    except msgspec.ValidationError:
-        raise ConfigurationError(
-            f"eos_token_id is {given!r}; it must be an integer or a list of integers", param="model"
-        ) from None
-    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from loraplex.engine.errors import ConfigurationError
+from loraplex.engine.models.config import ModelDType
 from loraplex.engine.models.rope_config import RopeConfig, RopeParameters, resolve_rope
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-
-ModelDType = Literal["float32", "bfloat16", "float16"]
 
 
 class HFConfig(msgspec.Struct, kw_only=True):

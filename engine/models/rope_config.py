@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import msgspec
-
 from loraplex.engine.errors import ConfigurationError
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -33,7 +31,8 @@ class RopeConfig:
         return self.factor * self.original_max_position_embeddings if self.rope_type in ("linear", "yarn") else 0
 
 
-class RopeParameters(msgspec.Struct, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class RopeParameters:
     """`rope_parameters` (new) or `rope_scaling` (old, with `type` and without `rope_theta`) as written."""
 
     rope_type: str | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from loraplex.engine.errors import ConfigurationError
-from loraplex.engine.models.checkpoint import TensorHeader
 from loraplex.engine.models.config import ModelConfig
 from loraplex.kernels.lora.metadata import Projection
+
+if TYPE_CHECKING:  # its module reads files, which a model made in memory does without
+    from loraplex.engine.models.checkpoint import TensorHeader
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

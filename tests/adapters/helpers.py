@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from loraplex.adapters.base_spec import BaseSpec
 from loraplex.adapters.digest import folder_digest
 from loraplex.adapters.errors import AdapterLoadError, AdapterRefusedError, Reason
+from loraplex.adapters.folder_reader import FolderReader
 from loraplex.adapters.inspection import AdapterFacts, inspect_adapter
 from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.ref import AdapterRef
@@ -122,7 +123,7 @@ def make_manager(
     base: BaseSpec = BASE,
 ) -> AdapterManager:
     tensors = SlotTensors.allocate(base, num_slots=num_slots, slot_rank=slot_rank, dtype=torch.float32, device="cpu")
-    return AdapterManager(base, source, tensors, host_memory_bytes=host_bytes, max_copy_bytes=copy_bytes)
+    return AdapterManager(FolderReader(base, source), tensors, host_memory_bytes=host_bytes, max_copy_bytes=copy_bytes)
 
 
 def settle(manager: AdapterManager) -> list[LoadFailure]:

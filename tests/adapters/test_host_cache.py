@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.host_cache import HostCache
-from loraplex.adapters.weights import AdapterWeights, load_weights
+from loraplex.adapters.weights import AdapterWeights
 from tests.adapters.helpers import BASE, FolderSource, lora_tensors, make_manager, settle, write_adapter
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.inspection import AdapterFacts
-from loraplex.adapters.weights import load_weights
 from loraplex.kernels.lora.metadata import Projection
 from tests.adapters.helpers import (
     BASE,

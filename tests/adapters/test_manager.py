@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from loraplex.adapters.errors import NeverFitsError
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.ref import BASE as BASE_SELECTION
 from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.slot_tensors import SlotTensors
-from loraplex.adapters.weights import load_weights
 from loraplex.kernels.lora.metadata import Projection, WeightedSlot
 from tests.adapters.helpers import BASE, QV, FolderSource, lora_tensors, make_manager, settle, write_adapter
 

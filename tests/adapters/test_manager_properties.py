@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loraplex.adapters.errors import NeverFitsError
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
 from loraplex.adapters.residency import Residency
-from loraplex.adapters.weights import AdapterWeights, load_weights
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.kernels.lora.metadata import Projection
 from tests.adapters.helpers import QV, FolderSource, lora_tensors, make_base_spec, make_manager, write_adapter
 

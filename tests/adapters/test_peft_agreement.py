@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loraplex.adapters.weights import load_weights
+from loraplex.adapters.folder_reader import load_weights
 from tests.adapters.helpers import BASE, inspect, messages, refusal
 from tests.helpers import make_adapter, make_checkpoint
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.slot_pool import Slots
 from loraplex.adapters.slot_tensors import SlotTensors, slot_bytes
-from loraplex.adapters.weights import AdapterWeights, load_weights
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.kernels.lora.metadata import Projection
 from tests.adapters.helpers import BASE, QV, lora_tensors, write_adapter
 

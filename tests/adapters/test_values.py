@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from loraplex.adapters import values
+from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.values import check_values, count_bad_values
-from loraplex.adapters.weights import load_weights
 from tests.adapters.helpers import BASE, lora_tensors, messages, refusal, write_adapter
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

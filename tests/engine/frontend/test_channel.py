@@ -24,21 +24,26 @@ from tests.engine.frontend.helpers import LOCAL_SOURCE, request
 async def test_a_malformed_call_is_answered_where_possible_and_never_raises() -> None:
     folder = make_socket_folder()
     client, engine = ClientChannel(folder), EngineChannel(folder)
-    bad_request = msgspec.to_builtins(request("bad")) | {"type": "GenerateRequest", "prompt_token_ids": "none"}
-    bad_params = msgspec.to_builtins(request("params")) | {"type": "GenerateRequest"}
+    bad_request = msgspec.to_builtins(request("bad")) | {"prompt_token_ids": "none"}
+    bad_params = msgspec.to_builtins(request("params"))
     bad_params["sampling_params"]["temperature"] = -1.0
-    bad_call = {"type": "LoadAdapter", "call_id": 7}
+    bad_calls = (
+        ("GenerateRequest", bad_request),
+        ("GenerateRequest", bad_params),
+        ("LoadAdapter", {"call_id": 7}),
+        ("NoSuchCall", {"call_id": 9}),
+    )
     try:
         for message in (b"", b"\xc1", msgspec.msgpack.encode([1, 2])):
             client._calls.send(message)
-        for fields in (bad_request, bad_params, bad_call):
-            client._calls.send(msgspec.msgpack.encode(fields))
+        for bad_call in bad_calls:
+            client._calls.send(msgspec.msgpack.encode(bad_call))
         client.send(GetIntegrity(call_id=8))
         received: list[EngineCall] = []
         while not received:
             received += engine.receive(1000)
         assert received == [GetIntegrity(call_id=8)]
-        events = [await asyncio.wait_for(client.receive(), 10) for _ in range(3)]
+        events = [await asyncio.wait_for(client.receive(), 10) for _ in range(4)]
     finally:
         engine.close()
         client.close()
@@ -48,9 +53,10 @@ async def test_a_malformed_call_is_answered_where_possible_and_never_raises() ->
         assert [(output.request_id, output.finish_reason) for output in event.outputs] == [
             (request_id, FinishReason.ERROR)
         ]
-    assert isinstance(events[2], CallReply)
-    assert events[2].call_id == 7
-    assert events[2].error is not None
+    for event, call_id in zip(events[2:], (7, 9), strict=True):
+        assert isinstance(event, CallReply)
+        assert event.call_id == call_id
+        assert event.error is not None
 
 
 def test_the_sockets_lie_in_a_fresh_folder_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from msgspec.structs import replace
 
 from loraplex.adapters.errors import AdapterLoadError
 from loraplex.adapters.ref import AdapterRef, LoraSelection

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.forward_meta import ForwardMeta
 from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.kernels.attention.layout import build_attention_meta
 from loraplex.kernels.attention.metadata import KVCache
 from loraplex.kernels.dispatch import create_backend
@@ -66,7 +66,7 @@ def edit_config(folder: Path, **fields: Any) -> Path:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     return load_model(folder, config, backend=create_backend("auto", CPU), dtype=dtype, device=CPU)
 
 

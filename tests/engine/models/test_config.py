@@ -12,6 +12,7 @@ import pytest
 
 from loraplex.engine.errors import ConfigurationError
 from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.model_folder import read_model_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,7 +34,7 @@ def read(folder: Path, generation: dict[str, Any] | None = None, **fields: Any) 
     (folder / "config.json").write_text(json.dumps(merged))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.from_folder(folder)
+    return read_model_config(folder)
 
 
 def test_a_llama_of_2023_has_the_defaults_of_its_time(tmp_path: Path) -> None:
@@ -194,11 +195,11 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, fields: dict[s
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"config\.json does not exist"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
     for content, message in (("{", "not readable JSON"), ("[]", "not a JSON object"), ("\xff", "not readable JSON")):
         (tmp_path / "config.json").write_text(content, encoding="latin-1")
         with pytest.raises(ConfigurationError, match=message):
-            ModelConfig.from_folder(tmp_path)
+            read_model_config(tmp_path)
 
 
 def test_configuration_and_base_spec_need_no_torch() -> None:

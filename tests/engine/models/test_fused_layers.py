@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.models.weight_names import projection_shape
 from loraplex.kernels.dispatch import create_backend
 from loraplex.kernels.lora.metadata import LoRAPools, Projection, SelectionSlots, WeightedSlot
@@ -30,7 +30,7 @@ SELECTIONS = [((3, 1.0),), ((5, 0.5), (0, 2.0), (7, 1.0))]
 
 
 def load_on(backend: str, folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     return load_model(folder, config, backend=create_backend(backend, CPU), dtype=dtype, device=CPU)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from loraplex.engine.errors import ConfigurationError
 from loraplex.engine.models.base_spec import build_base_spec
-from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.loader import load_model, resolve_dtype
+from loraplex.engine.models.dtypes import resolve_dtype
+from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.models.resolve import resolve_model
 from loraplex.kernels.dispatch import PreparedLinear
 from loraplex.kernels.lora.metadata import Projection
@@ -172,7 +173,7 @@ def test_every_weight_passes_once_through_the_backend(folder: Path) -> None:
             return super().prepare_linear(weight, bias)
 
     backend = CountingBackend()
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     load_model(folder, config, backend=backend, dtype=torch.float32, device=CPU)
     # the head, then q/k/v, o, gate/up and down of two layers
     assert backend.shapes == [(131, 96), *[(160, 96), (96, 96), (320, 96), (96, 160)] * 2]
@@ -194,7 +195,7 @@ def test_memory_is_counted(tmp_path: Path, tied: bool, dtype: torch.dtype) -> No
 
 
 def test_auto_dtype_is_the_checkpoints(folder: Path) -> None:
-    config = ModelConfig.from_folder(edit_config(folder, dtype="bfloat16"))
+    config = read_model_config(edit_config(folder, dtype="bfloat16"))
     assert resolve_dtype("auto", config) == torch.bfloat16
     assert resolve_dtype("float32", config) == torch.float32
 

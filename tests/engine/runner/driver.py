@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
 from loraplex.engine.runner.model_runner import ModelRunner
@@ -108,7 +108,7 @@ def load(folder: Path) -> DecoderModel:
     device = torch.device("cpu")
     return load_model(
         folder,
-        ModelConfig.from_folder(folder),
+        read_model_config(folder),
         backend=create_backend("reference", device),
         dtype=torch.float32,
         device=device,

@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,7 +107,7 @@ def test_adapter_memory_below_one_slot_names_a_value_that_works() -> None:
     with pytest.raises(ConfigurationError, match="adapter_memory_gib") as caught:
         plan(config, device_of(8 * GIB))
     (value,) = re.findall(r"--adapter-memory-gib ([\d.]+)", str(caught.value))
-    mended = msgspec.structs.replace(config, adapter_memory_bytes=int(float(value) * GIB))
+    mended = replace(config, adapter_memory_bytes=int(float(value) * GIB))
     assert plan(mended, device_of(8 * GIB)).num_slots == 1
 
 
@@ -170,7 +169,7 @@ def test_a_plan_fits_or_each_offered_value_works(
         assert_fits(plan(config, memory, footprint), config, footprint, memory)
     except ConfigurationError as error:
         for remedy in remedies(str(error)):
-            mended = msgspec.structs.replace(config, **remedy)
+            mended = replace(config, **remedy)
             assert_fits(plan(mended, memory, footprint), mended, footprint, memory)
 
 
