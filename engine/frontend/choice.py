@@ -74,7 +74,8 @@ class Choice:
     def _settle(self, settled: str, *, is_open: bool) -> str:
         self._num_settled += len(settled)
         if not is_open:
-            self._waiting.extend(token._replace(end=self._num_settled) for token in self._open)
+            end = self._num_settled
+            self._waiting.extend(_Token(token_id, logprobs, end) for token_id, logprobs, _ in self._open)
             self._open.clear()
         return self._stop_strings.push(settled)
 

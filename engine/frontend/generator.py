@@ -62,13 +62,15 @@ class Generator:
             share=share,
             deadline_s=deadline_s,
         )
-        async with aclosing(self._merged(split_choices(request))) as chunks:
+        requests = split_choices(request)
+        choices = self._choice(0, request) if len(requests) == 1 else self._merged(requests)
+        async with aclosing(choices) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def _merged(self, requests: list[GenerateRequest]) -> AsyncGenerator[GenerationChunk, None]:
         buffer = ChunkBuffer()
-        tasks = [asyncio.create_task(self._run(index, request, buffer)) for index, request in enumerate(requests)]
+        tasks = [asyncio.create_task(self._pump(index, request, buffer)) for index, request in enumerate(requests)]
         try:
             num_open = len(tasks)
             while num_open:
@@ -80,20 +82,25 @@ class Generator:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, index: int, request: GenerateRequest, buffer: ChunkBuffer) -> None:
-        """Pump one choice into the buffer. Leaving the stream early, at a stop string say, aborts it."""
+    async def _pump(self, index: int, request: GenerateRequest, buffer: ChunkBuffer) -> None:
+        try:
+            async with aclosing(self._choice(index, request)) as chunks:
+                async for chunk in chunks:
+                    buffer.put(msgspec.structs.replace(chunk, num_cached_tokens=0) if index else chunk)
+        except Exception as error:  # raised again where the chunks are read
+            buffer.fail(error)
+
+    async def _choice(self, index: int, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """One choice's chunks. Leaving the engine's stream early, at a stop string say, aborts it."""
         choice = Choice(
             index=index,
             prompt_token_ids=request.prompt_token_ids,
             params=request.sampling_params,
             tokenizer=self._tokenizer,
         )
-        try:
-            async with aclosing(self._client.generate(request)) as outputs:
-                async for output in outputs:
-                    if chunk := choice.push(output):
-                        buffer.put(msgspec.structs.replace(chunk, num_cached_tokens=0) if index else chunk)
-                    if choice.is_finished:
-                        return
-        except Exception as error:  # raised again where the chunks are read
-            buffer.fail(error)
+        async with aclosing(self._client.generate(request)) as outputs:
+            async for output in outputs:
+                if chunk := choice.push(output):
+                    yield chunk
+                if choice.is_finished:
+                    return
