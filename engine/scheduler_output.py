@@ -23,8 +23,9 @@ class ScheduledRequest:
     @property
     def is_sampled(self) -> bool:
         request = self.request
-        reaches_end = request.num_computed_tokens + self.num_tokens == request.num_tokens
-        return reaches_end and request.num_output_tokens < request.max_tokens
+        num_known = len(request.token_ids)
+        reaches_end = request.num_computed_tokens + self.num_tokens == num_known
+        return reaches_end and num_known - len(request.prompt_token_ids) < request.max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,13 @@ class Backend(Protocol):
         """
         ...
 
+    def row_maximum(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the largest of each row of `values [R, N]` is, and whether the row is free of NaN and Inf.
+
+        int64 `[R]` (the lowest place among equals; anything for a row that is not finite) and bool `[R]`.
+        """
+        ...
+
     def lora_apply(
         self,
         x: Tensor,

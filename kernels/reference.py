@@ -132,6 +132,15 @@ class ReferenceBackend:
     ) -> None:
         lora.lora_apply(x, y, pools, layer=layer, projections=projections, meta=meta)
 
+    def row_maximum(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return row_maximum(values)
+
+
+def row_maximum(values: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Backend.row_maximum`. `argmax` documents the first among equals; both extremes carry a NaN on."""
+    is_finite = values.amax(dim=-1).isfinite() & values.amin(dim=-1).isfinite()
+    return values.argmax(dim=-1), is_finite
+
 
 def _can_pack() -> bool:
     """Whether this build has the (private) packed form and it gives what `F.linear` gives."""

@@ -16,7 +16,7 @@ from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.dispatch import PreparedLinear
 from loraplex.kernels.lora import triton as lora
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
-from loraplex.kernels.reference import PlainLinear
+from loraplex.kernels.reference import PlainLinear, row_maximum
 from loraplex.kernels.triton_configs import ARCHITECTURES, LORA_BLOCK_M
 
 
@@ -76,3 +76,6 @@ class TritonBackend:
         meta: LoRAMeta | None,
     ) -> None:
         lora.lora_apply(x, y, pools, layer=layer, projections=projections, meta=meta, architecture=self._architecture)
+
+    def row_maximum(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return row_maximum(values)

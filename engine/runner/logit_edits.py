@@ -10,8 +10,8 @@ from torch import Tensor
 from loraplex.engine.request import Request
 
 
-def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> None:
-    """Add every request's `logit_bias` to its row of `logits [R, V]`, in place."""
+def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> bool:
+    """Add every request's `logit_bias` to its row of `logits [R, V]`, in place; say whether there was any."""
     rows: list[int] = []
     token_ids: list[int] = []
     values: list[float] = []
@@ -22,13 +22,14 @@ def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> None:
         values.extend(bias.values())
     if rows:
         logits[_places(rows, token_ids, logits)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    return bool(rows)
 
 
-def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> None:
+def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> bool:
     """Make the tokens that end a request unreachable, in place, until it has `min_tokens` of output.
 
     End tokens are out of reach also with `ignore_eos`. The lowest finite value stands for minus infinity, so that a
-    row in which every token is forbidden still has a softmax.
+    row in which every token is forbidden still has a softmax. Says whether any was forbidden.
     """
     vocab_size = logits.shape[-1]
     rows: list[int] = []
@@ -42,6 +43,7 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> None:
             token_ids.extend(ends)
     if rows:
         logits[_places(rows, token_ids, logits)] = torch.finfo(logits.dtype).min
+    return bool(rows)
 
 
 def _places(rows: Sequence[int], token_ids: Sequence[int], logits: Tensor) -> tuple[Tensor, Tensor]:

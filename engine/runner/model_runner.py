@@ -63,7 +63,7 @@ class ModelRunner:
         )
         meta = ForwardMeta(attention=batch.attention, lora=batch.lora, pools=self._pools)
         hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, meta)
-        results = _StepResults(output.scheduled, _finite_sequences(hidden, batch))
+        results = _StepResults(output.scheduled, self._finite_sequences(hidden, batch))
         self._describe_prompts(hidden, batch, results)
         self._sample(hidden, batch, results)
         return results.finish()
@@ -80,7 +80,7 @@ class ModelRunner:
         for start in range(0, len(prompt.rows), MAX_PROMPT_LOGITS_ROWS):
             piece = slice(start, start + MAX_PROMPT_LOGITS_ROWS)
             sequences = prompt.sequences[piece]
-            logits, kept = self._finite_logits(hidden, prompt.rows[piece], sequences, results)
+            logits, kept, _ = self._finite_logits(hidden, prompt.rows[piece], sequences, results)
             entries = compute_logprobs(
                 logits,
                 prompt.token_ids[piece][kept].tolist(),
@@ -92,12 +92,12 @@ class ModelRunner:
     def _sample(self, hidden: Tensor, batch: InputBatch, results: _StepResults) -> None:
         if not len(batch.sampled):
             return
-        logits, kept = self._finite_logits(hidden, batch.sampled_rows, batch.sampled, results)
+        logits, kept, largest = self._finite_logits(hidden, batch.sampled_rows, batch.sampled, results)
         sequences = batch.sampled[kept].tolist()
         requests = [results.request(sequence) for sequence in sequences]
         described = [row for row, request in enumerate(requests) if request.sampling_params.logprobs is not None]
         unmodified = logits[described]  # a copy: sampling edits the logits
-        token_ids = self._sampler.sample(logits, requests) if requests else []
+        token_ids = self._sampler.sample(logits, requests, largest) if requests else []
         results.token_ids.update(zip(sequences, token_ids, strict=True))
         entries = compute_logprobs(
             unmodified,
@@ -108,14 +108,21 @@ class ModelRunner:
 
     def _finite_logits(
         self, hidden: Tensor, rows: NDArray[np.int64], sequences: NDArray[np.int64], results: _StepResults
-    ) -> tuple[Tensor, NDArray[np.int64]]:
-        """Logits of those `rows` whose sequences are finite so far, and their places in `rows`."""
+    ) -> tuple[Tensor, NDArray[np.int64], Tensor]:
+        """Logits of those `rows` whose sequences are finite so far, their places in `rows`, and the largest of each."""
         logits = self._model.compute_logits(hidden[torch.from_numpy(rows).to(hidden.device)])
-        results.is_finite[sequences[~_finite_rows(logits)]] = False
+        largest, is_finite = self._model.backend.row_maximum(logits)
+        results.is_finite[sequences[~is_finite.numpy(force=True)]] = False
         kept = np.flatnonzero(results.is_finite[sequences])
         if len(kept) < len(rows):
-            logits = logits[torch.from_numpy(kept).to(logits.device)]
-        return logits, kept
+            places = torch.from_numpy(kept).to(logits.device)
+            logits, largest = logits[places], largest[places]
+        return logits, kept, largest
+
+    def _finite_sequences(self, hidden: Tensor, batch: InputBatch) -> NDArray[np.bool_]:
+        """All rows count, not only those that get logits: a poisoned prefill must not become a cached prefix."""
+        _, is_finite = self._model.backend.row_maximum(hidden)
+        return np.logical_and.reduceat(is_finite.numpy(force=True), batch.query_start[:-1])
 
 
 class _StepResults:
@@ -144,15 +151,3 @@ class _StepResults:
             logprobs=self.logprobs.get(sequence),
             prompt_logprobs=tuple(self.prompt_logprobs[sequence]),
         )
-
-
-def _finite_sequences(hidden: Tensor, batch: InputBatch) -> NDArray[np.bool_]:
-    """All rows count, not only those that get logits: a poisoned prefill must not become a cached prefix."""
-    return np.logical_and.reduceat(_finite_rows(hidden), batch.query_start[:-1])
-
-
-def _finite_rows(values: Tensor) -> NDArray[np.bool_]:
-    """Whether each row of `values [R, N]` is free of NaN and Inf; both extremes carry a NaN on."""
-    is_finite = values.amax(dim=-1).isfinite() & values.amin(dim=-1).isfinite()
-    result: NDArray[np.bool_] = is_finite.numpy(force=True)
-    return result

@@ -23,8 +23,8 @@ class Penalties:
     def __init__(self) -> None:
         self._counts: dict[Request, TokenCounts] = {}
 
-    def apply(self, logits: Tensor, requests: Sequence[Request]) -> None:
-        """Penalise `logits [R, V]` in place; row i belongs to `requests[i]`.
+    def apply(self, logits: Tensor, requests: Sequence[Request]) -> bool:
+        """Penalise `logits [R, V]` in place; row i belongs to `requests[i]`. Says whether there was any penalty.
 
         A token of the prompt or the output has its logit divided (if above 0) or multiplied by `repetition_penalty`
         (Keskar et al., 2019). Then a token of the output loses `frequency_penalty` times its count, and
@@ -34,6 +34,7 @@ class Penalties:
         self._counts = {requests[row]: self._counts_of(requests[row]) for row in rows}
         if rows:
             _penalise(logits, rows, [requests[row].sampling_params for row in rows], list(self._counts.values()))
+        return bool(rows)
 
     def _counts_of(self, request: Request) -> TokenCounts:
         counts = self._counts.get(request) or TokenCounts(request.prompt_token_ids)

@@ -23,23 +23,26 @@ class Sampler:
     def __init__(self) -> None:
         self._penalties = Penalties()
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
-        """Return the next token id of each request from finite float32 `logits [R, V]`, which are overwritten."""
-        apply_logit_bias(logits, requests)
-        self._penalties.apply(logits, requests)
-        forbid_early_end(logits, requests)
+    def sample(self, logits: Tensor, requests: Sequence[Request], largest: Tensor | None = None) -> list[int]:
+        """Return the next token id of each request from finite float32 `logits [R, V]`, which are overwritten.
+
+        `largest`, int64 `[R]`, is the first place of each row's largest value, where that is known.
+        """
+        edits = (
+            apply_logit_bias(logits, requests),
+            self._penalties.apply(logits, requests),
+            forbid_early_end(logits, requests),
+        )
         drawn = [row for row, request in enumerate(requests) if not request.sampling_params.is_greedy]
-        if not drawn:
-            return _greedy(logits)
         if len(drawn) == len(requests):
             return _drawn(logits, requests)
-        return _mixed(logits, requests, drawn)
+        largest = _largest(logits) if largest is None or any(edits) else largest
+        return _mixed(logits, requests, drawn, largest) if drawn else largest.tolist()
 
 
-def _greedy(logits: Tensor) -> list[int]:
+def _largest(logits: Tensor) -> Tensor:
     """The most likely tokens; the lowest id among equals, which `argmax` documents."""
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    return token_ids
+    return logits.argmax(dim=-1)
 
 
 def _drawn(logits: Tensor, requests: Sequence[Request]) -> list[int]:
@@ -50,11 +53,8 @@ def _drawn(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     return token_ids
 
 
-def _mixed(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int]) -> list[int]:
-    greedy = sorted(set(range(len(requests))) - set(drawn))
-    token_ids = [0] * len(requests)
-    for row, token_id in zip(greedy, _greedy(logits[greedy]), strict=True):
-        token_ids[row] = token_id
+def _mixed(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int], largest: Tensor) -> list[int]:
+    token_ids: list[int] = largest.tolist()
     for row, token_id in zip(drawn, _drawn(logits[drawn], [requests[row] for row in drawn]), strict=True):
         token_ids[row] = token_id
     return token_ids

@@ -135,6 +135,17 @@ class CpuBackend:
         )  # fmt: skip
         return output
 
+    def row_maximum(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        if values.dtype not in native.SUFFIXES:
+            return self._fall_back("row_maximum", values.dtype).row_maximum(values)
+        values = values.contiguous()
+        places = torch.empty(len(values), dtype=torch.int64)
+        is_finite = torch.empty(len(values), dtype=torch.bool)
+        self._call("row_maximum", values.dtype)(
+            torch.get_num_threads(), values.data_ptr(), places.data_ptr(), is_finite.data_ptr(), *values.shape
+        )
+        return places, is_finite
+
     def lora_apply(
         self,
         x: Tensor,

@@ -147,6 +147,7 @@ _ARGUMENTS: Final = {
     "rotary": (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "silu_and_mul": (c_int, c_void_p, c_void_p, c_int64, c_int64),
     "store_kv": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+    "row_maximum": (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
     "attention": (c_int, c_void_p, c_void_p, c_void_p, c_void_p),
     "lora": (c_int, c_void_p, c_void_p, c_void_p, c_int32),
     "decoder": (c_int, c_void_p, c_void_p, c_void_p, c_int64),

@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "lora.h"
+#include "row_maximum.h"
 #include "team.h"
 
 namespace loraplex {
@@ -87,6 +88,12 @@ const char* loraplex_instruction_set() {
         run_rows<T>(num_threads, num_rows, kv_stride, [&](int64_t row) {                                               \
             store_token(key + row * key_stride, value + row * value_stride, key_cache, value_cache, slot_mapping[row], \
                         kv_stride);                                                                                    \
+        });                                                                                                            \
+    }                                                                                                                  \
+    void row_maximum_##SUFFIX(int num_threads, const T* values, int64_t* places, bool* is_finite, int64_t num_rows,    \
+                              int64_t size) {                                                                         \
+        run_rows<T>(num_threads, num_rows, size, [&](int64_t row) {                                                    \
+            row_maximum(values + row * size, size, places + row, is_finite + row);                                     \
         });                                                                                                            \
     }                                                                                                                  \
     void attention_##SUFFIX(int num_threads, const AttentionInput<T>* input, const HeadShape* shape,                   \

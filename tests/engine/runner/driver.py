@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.loader import load_model
@@ -17,7 +18,7 @@ from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.scheduler_output import RequestResult, ScheduledRequest, SchedulerOutput
 from loraplex.kernels.attention.metadata import KVCache
 from loraplex.kernels.dispatch import create_backend
-from loraplex.kernels.lora.metadata import LoRAPools, SelectionSlots
+from loraplex.kernels.lora.metadata import LoRAPools, Projection, SelectionSlots
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 400
@@ -112,4 +113,26 @@ def load(folder: Path) -> DecoderModel:
         backend=create_backend("reference", device),
         dtype=torch.float32,
         device=device,
+    )
+
+
+def create_pools(model: DecoderModel, *, num_slots: int = 3, slot_rank: int = 2) -> LoRAPools:
+    config, generator = model.config, torch.Generator().manual_seed(3)
+    sizes = {
+        Projection.Q: (config.hidden_size, config.q_size),
+        Projection.K: (config.hidden_size, config.kv_size),
+        Projection.V: (config.hidden_size, config.kv_size),
+        Projection.O: (config.q_size, config.hidden_size),
+        Projection.GATE: (config.hidden_size, config.intermediate_size),
+        Projection.UP: (config.hidden_size, config.intermediate_size),
+        Projection.DOWN: (config.intermediate_size, config.hidden_size),
+    }
+
+    def random(size: int) -> Tensor:
+        return torch.randn(config.num_layers, num_slots, slot_rank, size, generator=generator) * 0.2
+
+    return LoRAPools(
+        lora_a={projection: random(size) for projection, (size, _) in sizes.items()},
+        lora_b={projection: random(size) for projection, (_, size) in sizes.items()},
+        scaling=torch.ones(config.num_layers, len(Projection), num_slots),
     )

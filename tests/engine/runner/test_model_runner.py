@@ -14,8 +14,8 @@ from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
 from loraplex.engine.runner.model_runner import MAX_PROMPT_LOGITS_ROWS
 from loraplex.engine.scheduler_output import SchedulerOutput
-from loraplex.kernels.lora.metadata import LoRAPools, Projection, SelectionSlots, WeightedSlot
-from tests.engine.runner.driver import BLOCK_SIZE, Answer, World, load
+from loraplex.kernels.lora.metadata import SelectionSlots, WeightedSlot
+from tests.engine.runner.driver import BLOCK_SIZE, Answer, World, create_pools, load
 from tests.engine.runner.helpers import create_request
 from tests.helpers import make_checkpoint
 
@@ -247,28 +247,6 @@ def test_requests_are_left_as_they_were(model: DecoderModel) -> None:
     entries = world.schedule([request], 1000, {}).scheduled
     world.runner.execute(SchedulerOutput(scheduled=entries))
     assert (request.token_ids, request.num_computed_tokens) == ([1, 2, 3], 0)
-
-
-def create_pools(model: DecoderModel, *, num_slots: int = 3, slot_rank: int = 2) -> LoRAPools:
-    config, generator = model.config, torch.Generator().manual_seed(3)
-    sizes = {
-        Projection.Q: (config.hidden_size, config.q_size),
-        Projection.K: (config.hidden_size, config.kv_size),
-        Projection.V: (config.hidden_size, config.kv_size),
-        Projection.O: (config.q_size, config.hidden_size),
-        Projection.GATE: (config.hidden_size, config.intermediate_size),
-        Projection.UP: (config.hidden_size, config.intermediate_size),
-        Projection.DOWN: (config.intermediate_size, config.hidden_size),
-    }
-
-    def random(size: int) -> Tensor:
-        return torch.randn(config.num_layers, num_slots, slot_rank, size, generator=generator) * 0.2
-
-    return LoRAPools(
-        lora_a={projection: random(size) for projection, (size, _) in sizes.items()},
-        lora_b={projection: random(size) for projection, (_, size) in sizes.items()},
-        scaling=torch.ones(config.num_layers, len(Projection), num_slots),
-    )
 
 
 def test_every_request_runs_through_its_own_selection(model: DecoderModel) -> None:

@@ -296,3 +296,11 @@ def test_the_largest_number_draws_the_last_kept_token(truncation: dict[str, Any]
     params = DrawParams.of([request], vocab_size=VOCAB)
     params.uniform[0] = 1 - 2.0**-53
     assert draw_tokens(logits, params).tolist() == [last]
+
+
+def test_what_is_known_of_the_largest_logits_holds_only_for_unedited_ones() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0], [1.0, 0.0, 0.5]])
+    largest = logits.argmax(dim=-1)
+    plain, biased = (create_request(temperature=0.0, logit_bias=bias) for bias in ({}, {1: -5.0}))
+    assert Sampler().sample(logits.clone(), [plain, plain], largest) == [1, 0]
+    assert Sampler().sample(logits.clone(), [biased, plain], largest) == [2, 0]

@@ -105,6 +105,28 @@ def test_silu_and_mul_equals_float64_from_end_to_end(backend: CpuBackend, dtype:
     assert_close(backend.silu_and_mul(gate_up), wide_gate * wide_gate.sigmoid() * wide_up, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 255, 256, 257, 1000, 4099])
+def test_the_largest_of_a_row_is_the_first_among_equals(backend: CpuBackend, size: int, dtype: torch.dtype) -> None:
+    rounded = (normal(40, size, seed=size) * 4).round().to(dtype)  # ties all over
+    falling = torch.linspace(3, -3, size).to(dtype).expand(2, -1)
+    zeros = torch.tensor([-0.0, 0.0]).repeat(size)[:size].to(dtype)  # equal, whatever their bits
+    values = torch.cat((rounded, falling, falling.flip(-1), zeros.view(1, -1), zeros.view(1, -1) - 1))
+    places, is_finite = backend.row_maximum(values)
+    assert torch.equal(places, values.argmax(dim=-1))
+    assert is_finite.all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("place", [0, 255, 256, 998])
+def test_a_row_with_one_value_that_is_not_finite_is_found(backend: CpuBackend, place: int, dtype: torch.dtype) -> None:
+    values = normal(9, 999, dtype=dtype)
+    limits = torch.finfo(dtype)
+    for row, value in enumerate((torch.nan, -torch.nan, torch.inf, -torch.inf, limits.max, limits.min, limits.tiny)):
+        values[row, place] = value
+    assert backend.row_maximum(values)[1].tolist() == [False] * 4 + [True] * 5
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_the_number_of_threads_changes_no_bit(backend: CpuBackend, num_threads: int) -> None:
     prepared = backend.prepare_linear(normal(500, 96, dtype=torch.bfloat16), None)
