@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loraplex.adapters.folder import adapter_root, open_regular, version_files
+from loraplex.adapters.turns import PIECE_BYTES, Piece, unpaced
 
-_CHUNK_BYTES = 1 << 20
 
-
-def hash_file(path: Path) -> str:
+def hash_file(path: Path, piece: Piece = unpaced) -> str:
     """sha256 (hex) of a regular file; links are not followed.
 
     Raises:
@@ -20,8 +19,9 @@ def hash_file(path: Path) -> str:
     """
     hasher = hashlib.sha256()
     with open_regular(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            hasher.update(chunk)
+        while chunk := file.read(PIECE_BYTES):
+            with piece():
+                hasher.update(chunk)
     return hasher.hexdigest()
 
 
@@ -38,7 +38,7 @@ def version_digest(files: Mapping[str, str]) -> str:
     return hasher.hexdigest()
 
 
-def folder_digest(folder: Path) -> str:
+def folder_digest(folder: Path, piece: Piece = unpaced) -> str:
     """`version_digest` of the files that make a version in `folder` (see `version_files`)."""
     root = adapter_root(folder)
-    return version_digest({name: hash_file(root / name) for name in version_files(root)})
+    return version_digest({name: hash_file(root / name, piece) for name in version_files(root)})

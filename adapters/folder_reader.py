@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
@@ -13,11 +14,12 @@ from loraplex.adapters.base_spec import BaseSpec
 from loraplex.adapters.digest import folder_digest
 from loraplex.adapters.errors import AdapterLoadError
 from loraplex.adapters.folder import adapter_root, open_regular
-from loraplex.adapters.inspection import read_plan
+from loraplex.adapters.inspection import AdapterPlan, read_plan
 from loraplex.adapters.layout import ModuleLayout
 from loraplex.adapters.refusals import Refusals, shown
 from loraplex.adapters.safetensors_header import TensorEntry
 from loraplex.adapters.source import AdapterSource
+from loraplex.adapters.turns import PIECE_BYTES, Piece, unpaced
 from loraplex.adapters.values import count_bad_values, refuse_bad_values
 from loraplex.adapters.weights import AdapterWeights, ModuleWeights
 from loraplex.kernels.lora.metadata import Projection
@@ -32,17 +34,17 @@ class FolderReader:
         self._base = base
         self._source = source
 
-    def read(self, digest: str) -> AdapterWeights:
-        folder = self._source.fetch(digest)
-        weights = load_weights(folder, self._base)
+    def read(self, digest: str, piece: Piece) -> AdapterWeights:
+        folder = self._source.fetch(digest, piece)
+        weights = load_weights(folder, self._base, piece)
         # Hashed after they were read: files that changed since `fetch` checked them are found out, too.
-        found = folder_digest(folder)
+        found = folder_digest(folder, piece)
         if found != digest:
             raise AdapterLoadError(f"the files of version {digest} were altered: their digest is {found}")
         return weights
 
 
-def load_weights(folder: Path, base: BaseSpec) -> AdapterWeights:
+def load_weights(folder: Path, base: BaseSpec, piece: Piece = unpaced) -> AdapterWeights:
     """Read, check again (also the values) and map the tensors of `folder`.
 
     Raises:
@@ -50,10 +52,15 @@ def load_weights(folder: Path, base: BaseSpec) -> AdapterWeights:
         OSError: a file cannot be read.
     """
     root, refusals = adapter_root(folder), Refusals()
-    plan = read_plan(root, base, refusals)
+    plan = read_plan(root, base, refusals, piece=piece)
     refusals.raise_if_any()
-    tensors = _read_tensors(root, plan.entries, refusals)
+    tensors = _read_tensors(root, plan.entries, refusals, piece)
     refusals.raise_if_any()
+    with piece():
+        return _assemble(plan, tensors, base)
+
+
+def _assemble(plan: AdapterPlan, tensors: Mapping[str, Tensor], base: BaseSpec) -> AdapterWeights:
     scaling = torch.zeros(base.num_layers, len(Projection), dtype=torch.float32)
     modules: list[ModuleWeights] = []
     for layout in plan.layouts:
@@ -72,24 +79,30 @@ def _split(layout: ModuleLayout, lora_a: Tensor, lora_b: Tensor) -> list[ModuleW
     ]
 
 
-def _read_tensors(root: Path, entries: list[TensorEntry], refusals: Refusals) -> dict[str, Tensor]:
+def _read_tensors(root: Path, entries: list[TensorEntry], refusals: Refusals, piece: Piece) -> dict[str, Tensor]:
     files = sorted({entry.file for entry in entries})
     tensors: dict[str, Tensor] = {}
     for name in files:
         with open_regular(root / name) as file:
             for entry in entries:
                 if entry.file == name:
-                    tensors[entry.name] = _read_tensor(file, entry, refusals)
+                    tensors[entry.name] = _read_tensor(file, entry, refusals, piece)
     return tensors
 
 
-def _read_tensor(file: BufferedReader, entry: TensorEntry, refusals: Refusals) -> Tensor:
+def _read_tensor(file: BufferedReader, entry: TensorEntry, refusals: Refusals, piece: Piece) -> Tensor:
     """Own memory per tensor; its size was compared with the file's when the header was read."""
     tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     raw = tensor.view(torch.uint8).numpy().data.cast("B")
+    num_bad = 0
     file.seek(entry.start)
-    if file.readinto(raw) != entry.num_bytes:
-        refusals.add("file_truncated", f"{shown(entry.file)} ended while it was read", file=entry.file)
-    elif num_bad := count_bad_values(raw, entry.dtype):
+    for start in range(0, entry.num_bytes, PIECE_BYTES):
+        part = raw[start : start + PIECE_BYTES]
+        if file.readinto(part) != len(part):
+            refusals.add("file_truncated", f"{shown(entry.file)} ended while it was read", file=entry.file)
+            return tensor
+        with piece():
+            num_bad += count_bad_values(part, entry.dtype)
+    if num_bad:
         refuse_bad_values(entry, num_bad, refusals)
     return tensor

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from loraplex.adapters.errors import AdapterLoadError, AdapterRefusedError
+from loraplex.adapters.turns import Piece
 from loraplex.adapters.weights import AdapterWeights
 
 logger = logging.getLogger(__name__)
@@ -16,8 +17,8 @@ logger = logging.getLogger(__name__)
 class AdapterReader(Protocol):
     """Brings the weights of a version to host memory."""
 
-    def read(self, digest: str) -> AdapterWeights:
-        """Blocking; called from loader threads only.
+    def read(self, digest: str, piece: Piece) -> AdapterWeights:
+        """Blocking; called from loader threads only. What it computes, it computes within `piece()`.
 
         Raises:
             AdapterLoadError, AdapterRefusedError, OSError: the version cannot be served.
@@ -28,8 +29,9 @@ class AdapterReader(Protocol):
 class HostLoader:
     """Its methods are for one thread, and none of them blocks."""
 
-    def __init__(self, reader: AdapterReader, *, num_threads: int) -> None:
+    def __init__(self, reader: AdapterReader, piece: Piece, *, num_threads: int) -> None:
         self._reader = reader
+        self._piece = piece
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
         self._futures: dict[str, Future[AdapterWeights]] = {}
@@ -49,7 +51,7 @@ class HostLoader:
         """Read the version, unless that is under way."""
         self._discarded.discard(digest)
         if digest not in self._futures:
-            self._futures[digest] = self._executor.submit(self._reader.read, digest)
+            self._futures[digest] = self._executor.submit(self._reader.read, digest, self._piece)
 
     def discard(self, digest: str) -> None:
         """Nobody wants the result of a read that may be under way."""

@@ -25,6 +25,7 @@ from loraplex.adapters.peft_config import MAX_CONFIG_BYTES, ParsedConfig, PeftCo
 from loraplex.adapters.refusals import Refusals, refused, shown, shown_value
 from loraplex.adapters.safetensors_header import TensorEntry
 from loraplex.adapters.tensor_index import read_tensor_index
+from loraplex.adapters.turns import Piece, unpaced
 from loraplex.adapters.vocabulary import check_vocabulary
 
 _MAX_WARNINGS = 50
@@ -90,15 +91,20 @@ def inspect_adapter(
     return _facts(root, plan.parsed.config, plan, (attention, mlp), warnings)
 
 
-def read_plan(root: Path, base: BaseSpec, refusals: Refusals, *, max_lora_rank: int | None = None) -> AdapterPlan:
+def read_plan(
+    root: Path, base: BaseSpec, refusals: Refusals, *, max_lora_rank: int | None = None, piece: Piece = unpaced
+) -> AdapterPlan:
     """Read config and headers and map the tensors; complete only if `refusals` stays empty."""
-    parsed = _read_config(root, refusals)
-    if parsed is not None and max_lora_rank is not None:
-        _check_ranks(parsed.config, max_lora_rank, refusals)
-    entries = read_tensor_index(root, refusals)
+    with piece():
+        parsed = _read_config(root, refusals)
+        if parsed is not None and max_lora_rank is not None:
+            _check_ranks(parsed.config, max_lora_rank, refusals)
+    with piece():
+        entries = read_tensor_index(root, refusals)
     if parsed is None or entries is None:
         return AdapterPlan(parsed, entries or [], [])
-    return AdapterPlan(parsed, entries, build_layout(entries, parsed.rule, base, refusals))
+    with piece():
+        return AdapterPlan(parsed, entries, build_layout(entries, parsed.rule, base, refusals))
 
 
 def count_slots(layouts: Sequence[ModuleLayout], slot_rank: int, *, attention: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from loraplex.adapters.errors import AdapterLoadError, NeverFitsError
@@ -14,6 +15,7 @@ from loraplex.adapters.slot_budget import check_pin, check_selection
 from loraplex.adapters.slot_loads import SlotLoads
 from loraplex.adapters.slot_pool import Admission, SlotPool
 from loraplex.adapters.slot_tensors import SlotTensors
+from loraplex.adapters.turns import PIECE_BYTES, Turns
 from loraplex.kernels.lora.metadata import SelectionSlots, WeightedSlot
 
 
@@ -43,7 +45,8 @@ class AdapterStats(NamedTuple):
 class AdapterManager:
     """Implements `AdapterResidency`. All methods are for the step thread only, and none blocks.
 
-    `advance` copies at most `max_copy_bytes` (or one rank row, if that is more) into slots per call.
+    `advance` copies into slots at most `max_copy_bytes` (or one rank row, if that is more) at a time, and goes on while
+    the loads' share of the last step lasts.
     `host_memory_bytes` bounds the host cache; weights on their way to slots that found no room there come on top.
     """
 
@@ -53,12 +56,13 @@ class AdapterManager:
         tensors: SlotTensors,
         *,
         host_memory_bytes: int,
-        max_copy_bytes: int = 8 << 20,
+        max_copy_bytes: int = PIECE_BYTES,
         num_loader_threads: int = 2,
     ) -> None:
         self._pool = SlotPool(tensors.num_slots)
         self._host = HostCache(host_memory_bytes)
-        self._loader = HostLoader(reader, num_threads=num_loader_threads)
+        self._turns = Turns()
+        self._loader = HostLoader(reader, self._turns.piece, num_threads=num_loader_threads)
         self._loads = SlotLoads(tensors, self._host, self._loader, max_copy_bytes=max_copy_bytes)
         self._wanted: dict[str, AdapterRef] = {}  # loads without a lease: control calls and pins
         self._leased: Counter[LoraSelection] = Counter()
@@ -119,15 +123,23 @@ class AdapterManager:
             self._loads.prefetch(ref.digest)
 
     def advance(self) -> list[LoadFailure]:
-        failures = self._start_wanted() + self._loads.advance()
+        failures = self._start_wanted() + self._loads.advance(budget_s=self._turns.budget_s)
         for failure in failures:
             self._wanted.pop(failure.digest, None)
             self._free_if_failed(failure.digest)
         return failures
 
+    def holding_loads(self) -> AbstractContextManager[None]:
+        """Loader threads rest while the block runs, after they had their share of the time that the last one took."""
+        return self._turns.step()
+
     @property
     def has_pending_loads(self) -> bool:
         return bool(self._wanted) or self._loads.num_pending > 0
+
+    @property
+    def is_copying(self) -> bool:
+        return self._loads.is_copying
 
     def load(self, ref: AdapterRef) -> None:
         """Make resident as soon as there is room, without a lasting lease; poll `is_loaded`, watch `advance`.

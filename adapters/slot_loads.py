@@ -14,6 +14,7 @@ in the middle of a load cannot receive the old owner's weights.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -54,6 +55,11 @@ class SlotLoads:
         """Loads under way and reads without slots (prefetches)."""
         return len(self.under_way | set(self._loader.loading))
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether `advance` has something to copy right now."""
+        return bool(self._copying)
+
     def is_ready(self, digest: str) -> bool:
         return digest in self._ready
 
@@ -83,11 +89,17 @@ class SlotLoads:
         if len(self._to_prefetch) < _MAX_PREFETCHES:
             self._to_prefetch[digest] = None
 
-    def advance(self) -> list[LoadFailure]:
-        """Take in what was read, then copy at most `max_copy_bytes` (or one rank row, if that is more)."""
+    def advance(self, *, budget_s: float = 0.0) -> list[LoadFailure]:
+        """Take in what was read, then copy at most `max_copy_bytes` (or one rank row, if that is more).
+
+        So much again and again while `budget_s` seconds last.
+        """
         failures = self._collect_reads() + self._begin_cached()
         self._start_prefetches()
+        deadline = time.perf_counter() + budget_s
         self._copy_pieces()
+        while self._copying and time.perf_counter() < deadline:
+            self._copy_pieces()
         return failures
 
     def check_integrity(self, holders: set[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from loraplex.adapters.ref import AdapterRef
@@ -23,6 +24,15 @@ class AdapterControl(AdapterResidency, Protocol):
 
     def unload(self, digest: str) -> bool:
         """Forget slots and host copy. False, and nothing changed, while a lease or a reference is on the digest."""
+        ...
+
+    def holding_loads(self) -> AbstractContextManager[None]:
+        """While the block runs, one step's computation, no load works on another thread; before it, they may."""
+        ...
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether `advance` has weights to copy right now, rather than to wait for."""
         ...
 
     def resident(self) -> Sequence[ResidentEntry]: ...

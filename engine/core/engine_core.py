@@ -59,11 +59,11 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         self._advance_adapters()
         output = self.scheduler.schedule()
-        results = self._runner.execute(output) if output.scheduled else RunnerOutput()
+        results = self._execute(output) if output.scheduled else RunnerOutput()
         outputs = self._take_refusals() + self.scheduler.update(output, results)
         self._calls.start_loads(may_take_slots=not self.scheduler.reserves_slots)
         self._num_steps += bool(output.scheduled)
-        self._is_stalled = not output.scheduled
+        self._is_stalled = not output.scheduled and not self._adapters.is_copying
         return outputs
 
     @property
@@ -147,6 +147,10 @@ class EngineCore:
             num_pending_loads=adapters.num_pending_loads,
             faults=(*self.scheduler.check_integrity(), *self._adapters.check_integrity()),
         )
+
+    def _execute(self, output: SchedulerOutput) -> RunnerOutput:
+        with self._adapters.holding_loads():
+            return self._runner.execute(output)
 
     def _advance_adapters(self) -> None:
         failures = self._adapters.advance()

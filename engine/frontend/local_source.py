@@ -6,6 +6,7 @@ from pathlib import Path
 
 from loraplex.adapters.digest import folder_digest
 from loraplex.adapters.errors import AdapterLoadError, LoraplexError
+from loraplex.adapters.turns import Piece, unpaced
 
 
 class LocalAdapterSource:
@@ -20,13 +21,13 @@ class LocalAdapterSource:
         self._folders[digest] = folder
         return digest
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         """See AdapterSource.fetch."""
         folder = self._folders.get(digest)
         if folder is None:
             raise AdapterLoadError(f"no folder with the adapter {digest[:12]} was given")
         try:
-            found = folder_digest(folder)
+            found = folder_digest(folder, piece)
         except (OSError, LoraplexError) as error:
             raise AdapterLoadError(f"the adapter folder {folder} cannot be read any more: {error}") from error
         if found != digest:

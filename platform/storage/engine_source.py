@@ -20,12 +20,12 @@ from obstore.store import ObjectStore
 from loraplex.adapters.digest import hash_file, version_digest
 from loraplex.adapters.errors import AdapterLoadError, AdapterRefusedError
 from loraplex.adapters.file_names import is_version_file
+from loraplex.adapters.turns import PIECE_BYTES, Piece, unpaced
 from loraplex.platform.storage.manifest import Manifest, StoredFile
 from loraplex.platform.storage.object_store import blob_path, manifest_path, open_object_store
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_MANIFEST_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 20
 _NUM_PROTECTED = 16  # more than there are loader threads: what was just handed out is being read
 
 logger = logging.getLogger(__name__)
@@ -54,23 +54,23 @@ class StoreSource:
         for leftover in cache_dir.glob("tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         if not _DIGEST.fullmatch(digest):
             raise AdapterLoadError(f"{digest!r:.80} is not the digest of a version")
         with self._lock:
             self._handed_out.append(digest)
         folder = self._cache_dir / digest
-        if not self._is_intact(folder):
+        if not self._is_intact(folder, piece):
             shutil.rmtree(folder, ignore_errors=True)
-            self._download(digest, folder)
+            self._download(digest, folder, piece)
             self._evict()
         os.utime(folder)
         return folder
 
-    def _is_intact(self, folder: Path) -> bool:
+    def _is_intact(self, folder: Path, piece: Piece) -> bool:
         """Whether the cached folder holds exactly the version's files."""
         try:
-            files = {name: hash_file(folder / name) for name in os.listdir(folder)}
+            files = {name: hash_file(folder / name, piece) for name in os.listdir(folder)}
         except FileNotFoundError:
             return False
         except (OSError, AdapterRefusedError) as error:
@@ -81,13 +81,13 @@ class StoreSource:
         logger.warning("cached adapter %s was altered on disk; fetching it again", folder.name)
         return False
 
-    def _download(self, digest: str, folder: Path) -> None:
+    def _download(self, digest: str, folder: Path, piece: Piece) -> None:
         try:
             manifest = self._read_manifest(digest)
             temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=self._cache_dir))
             try:
                 for name, file in manifest.files.items():
-                    self._download_file(name, file, temporary / name)
+                    self._download_file(name, file, temporary / name, piece)
                 _publish(temporary, folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -110,14 +110,14 @@ class StoreSource:
             raise _altered(digest, "its manifest")
         return manifest
 
-    def _download_file(self, name: str, file: StoredFile, target: Path) -> None:
+    def _download_file(self, name: str, file: StoredFile, target: Path, piece: Piece) -> None:
         found = obstore.get(self._store, blob_path(file.sha256))
         if found.meta["size"] != file.size:
             raise _altered(file.sha256, name)
         hasher = hashlib.sha256()
         with target.open("xb") as output:
-            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
-                hasher.update(chunk)
+            for chunk in found.stream(min_chunk_size=PIECE_BYTES):
+                _hash(hasher, memoryview(chunk), piece)
                 output.write(chunk)
         if hasher.hexdigest() != file.sha256:
             raise _altered(file.sha256, name)
@@ -133,6 +133,13 @@ class StoreSource:
                 if folder.name not in self._handed_out:
                     shutil.rmtree(folder, ignore_errors=True)
                     total -= size
+
+
+def _hash(hasher: hashlib._Hash, chunk: memoryview, piece: Piece) -> None:
+    """A store may give more at once than was asked for."""
+    for start in range(0, len(chunk), PIECE_BYTES):
+        with piece():
+            hasher.update(chunk[start : start + PIECE_BYTES])
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -21,6 +21,7 @@ from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.ref import AdapterRef
 from loraplex.adapters.residency import LoadFailure
 from loraplex.adapters.slot_tensors import SlotTensors
+from loraplex.adapters.turns import Piece, unpaced
 from loraplex.kernels.lora.metadata import Projection
 
 Array = npt.NDArray[np.generic]
@@ -106,7 +107,7 @@ class FolderSource:
         self.folders[ref.digest] = folder
         return ref
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         self.num_fetches += 1
         if digest not in self.folders:
             raise AdapterLoadError(f"no files for {digest}")

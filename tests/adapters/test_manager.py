@@ -14,6 +14,7 @@ from loraplex.adapters.ref import BASE as BASE_SELECTION
 from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.slot_tensors import SlotTensors
+from loraplex.adapters.turns import Piece, unpaced
 from loraplex.kernels.lora.metadata import Projection, WeightedSlot
 from tests.adapters.helpers import BASE, QV, FolderSource, lora_tensors, make_manager, settle, write_adapter
 
@@ -265,9 +266,9 @@ class SlowSource(FolderSource):
         super().__init__()
         self.gate = threading.Event()
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         assert self.gate.wait(60)
-        return super().fetch(digest)
+        return super().fetch(digest, piece)
 
 
 def test_a_slow_read_stalls_nobody(world: World) -> None:

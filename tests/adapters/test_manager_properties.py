@@ -18,6 +18,7 @@ from loraplex.adapters.errors import NeverFitsError
 from loraplex.adapters.folder_reader import load_weights
 from loraplex.adapters.ref import AdapterRef, LoraSelection, SelectionPart
 from loraplex.adapters.residency import Residency
+from loraplex.adapters.turns import Piece, unpaced
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.kernels.lora.metadata import Projection
 from tests.adapters.helpers import QV, FolderSource, lora_tensors, make_base_spec, make_manager, write_adapter
@@ -36,11 +37,11 @@ class GatedSource(FolderSource):
         self.gate = threading.Event()
         self.broken: set[str] = set()
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         assert self.gate.wait(60)
         if digest in self.broken:
             raise OSError("the store is gone")
-        return super().fetch(digest)
+        return super().fetch(digest, piece)
 
 
 class Adapters:

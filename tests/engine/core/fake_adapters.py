@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from loraplex.adapters.errors import AdapterLoadError, NeverFitsError
@@ -47,6 +48,13 @@ class FakeAdapters:
         self._clock = 0
         self._free_attention = set(range(self.num_slots))
         self._free_mlp = set(range(self.num_slots))
+
+    def holding_loads(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @property
+    def is_copying(self) -> bool:
+        return False
 
     def add_reference(self, selection: LoraSelection) -> None:
         self.references.update(ref.digest for ref in selection.refs)

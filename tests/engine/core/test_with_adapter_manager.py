@@ -13,11 +13,13 @@ import pytest
 
 from loraplex.adapters.manager import AdapterManager
 from loraplex.adapters.ref import BASE, AdapterRef, LoraSelection, SelectionPart
+from loraplex.adapters.turns import Piece, unpaced
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core.engine_core import EngineCore, create_engine_core
 from loraplex.engine.core.request_intake import ModelLimits
 from loraplex.engine.messages import LoadAdapter, PinAdapter, UnloadAdapter
 from loraplex.engine.outputs import RequestOutput
+from loraplex.engine.scheduler_output import RunnerOutput, SchedulerOutput
 from tests.adapters.helpers import FolderSource, lora_tensors, make_manager, write_adapter
 from tests.engine.core.fake_runner import VOCAB_SIZE, FakeRunner
 from tests.engine.core.world import make_request, solo_tokens
@@ -88,10 +90,10 @@ class GatedSource(FolderSource):
         self.slow: str | None = None
         self.gate = threading.Event()
 
-    def fetch(self, digest: str) -> Path:
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
         if digest == self.slow:
             assert self.gate.wait(60)
-        return super().fetch(digest)
+        return super().fetch(digest, piece)
 
 
 def test_a_cold_load_costs_the_others_no_step_and_opens_no_file_between_steps(
@@ -136,6 +138,51 @@ def test_a_cold_load_costs_the_others_no_step_and_opens_no_file_between_steps(
     assert [token for output in outputs["late"] for token in output.new_token_ids] == solo_tokens(late)
     assert opened, "the loader opened files"
     assert threading.current_thread().name not in opened
+    manager.close()
+
+
+class BusyRunner(FakeRunner):
+    """Knows when it computes, and takes its time."""
+
+    is_computing = False
+
+    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+        self.is_computing = True
+        time.sleep(0.002)
+        results = super().execute(output)
+        self.is_computing = False
+        return results
+
+
+class WatchingSource(FolderSource):
+    """Computes a lot for each fetch, and remembers whether a step ran meanwhile."""
+
+    def __init__(self, runner: BusyRunner) -> None:
+        super().__init__()
+        self.runner = runner
+        self.met_a_step: list[bool] = []
+
+    def fetch(self, digest: str, piece: Piece = unpaced) -> Path:
+        for _ in range(30):
+            with piece():
+                before = self.runner.is_computing
+                time.sleep(0.0002)
+                self.met_a_step.append(before or self.runner.is_computing)
+        return super().fetch(digest, piece)
+
+
+def test_no_piece_of_a_load_is_worked_on_while_a_step_computes(tmp_path: Path) -> None:
+    runner = BusyRunner(4)
+    source = WatchingSource(runner)
+    cold = source.add(write_adapter(tmp_path / "cold", lora_tensors(rank=4), r=4))
+    manager = make_manager(source, num_slots=2)
+    core = make_core(manager, runner)
+    late = make_request("late", selection=LoraSelection.single(cold))
+    for request in (make_request("base", [5, 6], max_tokens=40), late):
+        core.add_request(request)
+    outputs = run(core)
+    assert [token for output in outputs["late"] for token in output.new_token_ids] == solo_tokens(late)
+    assert source.met_a_step == [False] * 30
     manager.close()
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.request import Request
 from loraplex.kernels.cpu.backend import CpuBackend
 from loraplex.kernels.dispatch import LayerStack
@@ -51,9 +51,7 @@ class RecordingStack:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     folder: Path = make_checkpoint(tmp_path_factory.mktemp("base"))
-    return load_model(
-        folder, ModelConfig.from_folder(folder), backend=CountingBackend(CPU), dtype=torch.float32, device=CPU
-    )
+    return load_model(folder, read_model_config(folder), backend=CountingBackend(CPU), dtype=torch.float32, device=CPU)
 
 
 def requests_of(num: int) -> list[Request]:
