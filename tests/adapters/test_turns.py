@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 
 import pytest
 
@@ -13,8 +12,7 @@ from loraplex.adapters.turns import Turns
 WAIT_S = 30.0  # for what must come; a test that fails waits so long
 
 
-@contextmanager
-def loader(turns: Turns, *, num_pieces: int, log: list[str]) -> Iterator[threading.Thread]:
+def start_loader(turns: Turns, *, num_pieces: int, log: list[str]) -> threading.Thread:
     """A loader thread that writes down each of its pieces."""
 
     def work() -> None:
@@ -24,34 +22,35 @@ def loader(turns: Turns, *, num_pieces: int, log: list[str]) -> Iterator[threadi
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    try:
-        yield thread
-    finally:
+    return thread
+
+
+def join(*threads: threading.Thread) -> None:
+    for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
 
 
 def test_without_a_step_a_load_goes_on_at_once() -> None:
     log: list[str] = []
-    with loader(Turns(), num_pieces=3, log=log):
-        pass
+    join(start_loader(Turns(), num_pieces=3, log=log))
     assert log == ["piece 0", "piece 1", "piece 2"]
 
 
 def test_no_piece_begins_during_a_step() -> None:
-    turns, log = Turns(), []
+    turns = Turns()
+    log: list[str] = []
     with turns.step():
-        begun = threading.Event()
-        with_pieces = loader(turns, num_pieces=2, log=log)
-        with_pieces.__enter__()
-        begun.wait(0.05)  # gives it the chance to do what it must not
+        thread = start_loader(turns, num_pieces=2, log=log)
+        thread.join(0.05)  # the chance to do what it must not
         log.append("end of step")
-    with_pieces.__exit__(None, None, None)
+    join(thread)
     assert log == ["end of step", "piece 0", "piece 1"]
 
 
 def test_a_step_waits_for_the_end_of_the_piece_under_way() -> None:
-    turns, log, is_in_piece, may_end = Turns(), [], threading.Event(), threading.Event()
+    turns, is_in_piece, may_end = Turns(), threading.Event(), threading.Event()
+    log: list[str] = []
 
     def work() -> None:
         with turns.piece():
@@ -69,8 +68,7 @@ def test_a_step_waits_for_the_end_of_the_piece_under_way() -> None:
     threads[1].start()
     threads[1].join(0.05)
     may_end.set()
-    for thread in threads:
-        thread.join(WAIT_S)
+    join(*threads)
     assert log == ["end of piece", "step"]
 
 
@@ -90,31 +88,29 @@ def test_two_loaders_never_work_at_once() -> None:
     for _ in range(50):
         with turns.step():
             assert at_work == [0]
-    for thread in threads:
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
+    join(*threads)
     assert most == [1]
 
 
 def test_loads_progress_however_closely_step_follows_step() -> None:
-    turns, log = Turns(), []
-    steps_until_done = 0
-    with loader(turns, num_pieces=20, log=log) as thread:
-        while thread.is_alive():
-            with turns.step():
-                steps_until_done += 1
-                assert steps_until_done < 100_000
-                threading.Event().wait(0.001)
+    turns = Turns()
+    log: list[str] = []
+    thread = start_loader(turns, num_pieces=20, log=log)
+    for _ in range(10_000):
+        if not thread.is_alive():
+            break
+        with turns.step():
+            time.sleep(0.001)
     assert len(log) == 20
 
 
 def test_a_step_or_piece_that_raises_gives_its_turn_back() -> None:
-    turns, log = Turns(), []
+    turns = Turns()
+    log: list[str] = []
     for turn in (turns.step, turns.piece):
         with pytest.raises(KeyboardInterrupt), turn():
             raise KeyboardInterrupt
-    with loader(turns, num_pieces=1, log=log):
-        pass
+    join(start_loader(turns, num_pieces=1, log=log))
     assert log == ["piece 0"]
 
 
@@ -122,5 +118,5 @@ def test_the_budget_is_a_share_of_the_last_step() -> None:
     turns = Turns(share=0.5)
     assert turns.budget_s == 0.0
     with turns.step():
-        threading.Event().wait(0.01)
+        time.sleep(0.01)
     assert turns.budget_s >= 0.005
