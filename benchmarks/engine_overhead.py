@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from benchmarks.request_set import adapter_name, ensure_adapters
 from loraplex.adapters.inspection import inspect_adapter
 from loraplex.adapters.manager import AdapterManager
@@ -29,11 +27,11 @@ from loraplex.engine.build import build_engine_core
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core.engine_core import EngineCore
 from loraplex.engine.core.scheduler import Scheduler
-from loraplex.engine.frontend.channel import encode
 from loraplex.engine.frontend.choice import Choice
 from loraplex.engine.frontend.local_source import LocalAdapterSource
 from loraplex.engine.frontend.tokenizer import Tokenizer
-from loraplex.engine.messages import EngineEvent, EngineInfo, GenerateRequest, OutputBatch
+from loraplex.engine.frontend.wire import decode_event, encode
+from loraplex.engine.messages import EngineInfo, GenerateRequest, OutputBatch
 from loraplex.engine.models.base_spec import build_base_spec
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.runner import model_runner
@@ -163,7 +161,7 @@ def _measure(
         )
         core.add_request(request)
         choices[request.request_id] = Choice(index=0, prompt_token_ids=prompt, params=params, tokenizer=tokenizer)
-    laps = []
+    laps: list[dict[str, float]] = []
     while len(laps) < num_steps + WARM_UP_STEPS:
         watch.lap()
         outputs = core.step()
@@ -177,14 +175,11 @@ def _measure(
     return laps[WARM_UP_STEPS:]
 
 
-_decode = msgspec.msgpack.Decoder[EngineEvent](EngineEvent).decode
-
-
 def _deliver(batch: OutputBatch, choices: dict[str, Choice], watch: Stopwatch) -> None:
     with watch.part("encode"):
         message = encode(batch)
     with watch.part(API_PARTS[0]):
-        event = _decode(message)
+        event = decode_event(message)
     assert isinstance(event, OutputBatch)
     with watch.part(API_PARTS[1]):
         for output in event.outputs:
