@@ -8,6 +8,7 @@ from loraplex.adapters.ref import BASE
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.request import Request
+from loraplex.engine.runner.decode_graphs import DecodeGraphs, EagerRecorder
 from loraplex.engine.runner.model_runner import MAX_PROMPT_LOGITS_ROWS, ModelRunner
 from loraplex.engine.runner.row_pieces import MAX_ROWS
 from loraplex.engine.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -16,6 +17,7 @@ from loraplex.engine.scheduler_output import ScheduledRequest, SchedulerOutput
 _FLOAT32_BYTES = 4
 _GATHERED_RANK = 64  # of A and B that a backend gathers for each sequence
 _SCRATCH_BYTES = 32  # per row and token of the vocabulary, while tokens are drawn or described
+_GRAPH_SCRATCH_BYTES = 128 << 20  # of cuBLAS on the capturing stream, and the partial sums of adapters
 
 
 def measure_peak_activations(
@@ -41,6 +43,25 @@ def measure_peak_activations(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
     )
+
+
+def measure_graph_memory(model: DecoderModel, *, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes that recorded decode steps hold for ever: static buffers, and the activations that all graphs share.
+
+    They come on top of the peak of other steps, since a graph's memory serves nothing else.
+    """
+    before = _reset_peak(model.device)
+    graphs = DecodeGraphs(
+        model,
+        model.allocate_kv_caches(1, block_size),
+        None,
+        EagerRecorder(),
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
+    graphs.compute_largest()
+    return _peak_since(model.device, before) + _GRAPH_SCRATCH_BYTES
 
 
 def activation_bound(
@@ -121,9 +142,7 @@ def _profiled_bytes(
 ) -> int:
     num_blocks = -(-max_model_len // block_size)
     runner = ModelRunner(model, model.allocate_kv_caches(num_blocks, block_size), None, block_size=block_size)
-    torch.cuda.synchronize(model.device)
-    before = torch.cuda.memory_allocated(model.device)
-    torch.cuda.reset_peak_memory_stats(model.device)
+    before = _reset_peak(model.device)
     for batch in profile_batches(
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -131,5 +150,16 @@ def _profiled_bytes(
         max_model_len=max_model_len,
     ):
         runner.execute(batch)
-    torch.cuda.synchronize(model.device)
-    return torch.cuda.max_memory_allocated(model.device) - before
+    return _peak_since(model.device, before)
+
+
+def _reset_peak(device: torch.device) -> int:
+    """Bytes allocated now."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak_since(device: torch.device, before: int) -> int:
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

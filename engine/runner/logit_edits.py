@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loraplex.engine.request import Request
+from loraplex.engine.runner.to_device import to_device
 
 
 def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> bool:
@@ -21,7 +23,7 @@ def apply_logit_bias(logits: Tensor, requests: Sequence[Request]) -> bool:
         token_ids.extend(bias.keys())
         values.extend(bias.values())
     if rows:
-        logits[_places(rows, token_ids, logits)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        logits[_places(rows, token_ids, logits)] += to_device(np.array(values, dtype=np.float32), logits.device)
     return bool(rows)
 
 
@@ -47,4 +49,4 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> bool:
 
 
 def _places(rows: Sequence[int], token_ids: Sequence[int], logits: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.tensor(rows, device=logits.device), torch.tensor(token_ids, device=logits.device)
+    return to_device(np.array(rows), logits.device), to_device(np.array(token_ids), logits.device)

@@ -1,8 +1,9 @@
-"""Turns a step's batch into tokens: zero -> lay out -> forward -> logits -> sample."""
+"""Turns a step's batch into tokens: zero -> lay out -> forward -> logits -> sample, op by op or as a recorded graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,12 @@ from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.forward_meta import ForwardMeta
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
+from loraplex.engine.runner.decode_graphs import DecodeGraphs
+from loraplex.engine.runner.finite_segments import finite_segments
 from loraplex.engine.runner.input_batch import InputBatch, build_input_batch
 from loraplex.engine.runner.logprobs import compute_logprobs
-from loraplex.engine.runner.sampler import Sampler
+from loraplex.engine.runner.sampler import PendingTokens, Sampler
+from loraplex.engine.runner.to_device import to_device
 from loraplex.engine.scheduler_output import RequestResult, RunnerOutput, ScheduledRequest, SchedulerOutput
 from loraplex.kernels.attention.metadata import KVCache
 from loraplex.kernels.lora.metadata import LoRAPools
@@ -38,108 +42,152 @@ class ModelRunner:
         pools: LoRAPools | None,
         *,
         block_size: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs`: decode steps of this model, caches and pools; without them every step runs op by op."""
         self._model = model
         self._kv_caches = kv_caches
         self._pools = pools
         self._block_size = block_size
+        self._graphs = graphs
         self._sampler = Sampler()
+        self.num_replayed_steps = 0
+        self.num_eager_steps = 0
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         """Compute one step; results come in the order of `output.scheduled`.
 
         A sequence whose hidden states or logits hold NaN or Inf is reported with `is_finite=False`, without a token
-        or logprobs; its rows are kept out of sampling, and no other result depends on them.
+        or logprobs, and no other result depends on it. From the forward pass to the tokens nothing waits for the
+        device: tokens, and what is finite, come back in one copy.
         """
         self._zero_blocks(output.blocks_to_zero)
         if not output.scheduled:
             return RunnerOutput()
-        batch = build_input_batch(
-            output.scheduled,
-            block_size=self._block_size,
-            lora_chunk_size=self._model.backend.lora_chunk_size,
-            device=self._model.device,
-        )
-        meta = ForwardMeta(attention=batch.attention, lora=batch.lora, pools=self._pools)
-        hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, meta)
-        results = _StepResults(output.scheduled, self._finite_sequences(hidden, batch))
-        self._describe_prompts(hidden, batch, results)
-        self._sample(hidden, batch, results)
+        results = _StepResults(output.scheduled)
+        if self._graphs is not None and self._graphs.takes(output.scheduled):
+            self._replay(self._graphs, results)
+        else:
+            self._run_eagerly(results)
         return results.finish()
 
     def _zero_blocks(self, block_ids: Sequence[int]) -> None:
         if block_ids:
-            blocks = torch.tensor(block_ids, device=self._model.device)
+            blocks = to_device(np.array(block_ids), self._model.device)
             for cache in self._kv_caches:
                 cache.key.index_fill_(0, blocks, 0)
                 cache.value.index_fill_(0, blocks, 0)
+
+    def _replay(self, graphs: DecodeGraphs, results: _StepResults) -> None:
+        self.num_replayed_steps += 1
+        batch = self._lay_out(results.scheduled, torch.device("cpu"))
+        logits, largest, is_finite = graphs.run(batch)
+        if len(batch.sampled) < len(logits):
+            rows = to_device(batch.sampled, logits.device)
+            logits, largest = logits[rows], largest[rows]
+        self._sample(logits, largest, is_finite, batch.sampled, results)
+
+    def _run_eagerly(self, results: _StepResults) -> None:
+        self.num_eager_steps += 1
+        batch = self._lay_out(results.scheduled, self._model.device)
+        meta = ForwardMeta(attention=batch.attention, lora=batch.lora, pools=self._pools)
+        hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, meta)
+        # All rows count, not only those that get logits: a poisoned prefill must not become a cached prefix.
+        _, finite_rows = self._model.backend.row_maximum(hidden)
+        is_finite = finite_segments(finite_rows, batch.attention.query_start_loc)
+        if len(batch.sampled):
+            logits = self._logits(hidden, batch.sampled_rows)
+            largest, finite_logits = self._model.backend.row_maximum(logits)
+            is_finite[to_device(batch.sampled, hidden.device)] &= finite_logits
+            self._sample(logits, largest, is_finite, batch.sampled, results)
+        else:
+            results.is_finite &= is_finite.numpy(force=True)
+        self._describe_prompts(hidden, batch, results)
+
+    def _lay_out(self, scheduled: Sequence[ScheduledRequest], device: torch.device) -> InputBatch:
+        return build_input_batch(
+            scheduled,
+            block_size=self._block_size,
+            lora_chunk_size=self._model.backend.lora_chunk_size,
+            device=device,
+        )
+
+    def _logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        return self._model.compute_logits(hidden[to_device(rows, hidden.device)])
+
+    def _sample(
+        self, logits: Tensor, largest: Tensor, is_finite: Tensor, sampled: NDArray[np.int64], results: _StepResults
+    ) -> None:
+        """Choose tokens of the `sampled` sequences from their `logits`, which are overwritten, and fetch the outcome.
+
+        `largest` are the likeliest tokens of the sampled sequences; `is_finite` tells of all sequences of the step.
+        """
+        requests = [results.request(sequence) for sequence in sampled]
+        described = np.flatnonzero([request.sampling_params.logprobs is not None for request in requests])
+        unmodified = logits[to_device(described, logits.device)]  # a copy: sampling edits the logits
+        pending = self._sampler.start(logits, requests, largest)
+        fetched = _Fetched.of(is_finite, pending)
+        results.is_finite &= fetched.is_finite
+        is_kept = results.is_finite[sampled]
+        token_ids = pending.finish(fetched.token_ids, fetched.is_decided | ~is_kept)
+        results.token_ids.update(zip(sampled.tolist(), token_ids, strict=True))
+        kept = np.flatnonzero(is_kept[described])
+        entries = compute_logprobs(
+            unmodified if len(kept) == len(described) else unmodified[to_device(kept, logits.device)],
+            [token_ids[row] for row in described[kept]],
+            [requests[row].sampling_params.logprobs or 0 for row in described[kept]],
+        )
+        results.logprobs.update(zip(sampled[described[kept]].tolist(), entries, strict=True))
 
     def _describe_prompts(self, hidden: Tensor, batch: InputBatch, results: _StepResults) -> None:
         prompt = batch.prompt
         for start in range(0, len(prompt.rows), MAX_PROMPT_LOGITS_ROWS):
             piece = slice(start, start + MAX_PROMPT_LOGITS_ROWS)
             sequences = prompt.sequences[piece]
-            logits, kept, _ = self._finite_logits(hidden, prompt.rows[piece], sequences, results)
+            logits = self._logits(hidden, prompt.rows[piece])
+            _, is_finite = self._model.backend.row_maximum(logits)
+            results.is_finite[sequences[~is_finite.numpy(force=True)]] = False
+            kept = np.flatnonzero(results.is_finite[sequences])
             entries = compute_logprobs(
-                logits,
+                logits if len(kept) == len(sequences) else logits[to_device(kept, logits.device)],
                 prompt.token_ids[piece][kept].tolist(),
                 [results.request(sequence).sampling_params.prompt_logprobs or 0 for sequence in sequences[kept]],
             )
             for sequence, entry in zip(sequences[kept], entries, strict=True):
                 results.prompt_logprobs[sequence].append(entry)
 
-    def _sample(self, hidden: Tensor, batch: InputBatch, results: _StepResults) -> None:
-        if not len(batch.sampled):
-            return
-        logits, kept, largest = self._finite_logits(hidden, batch.sampled_rows, batch.sampled, results)
-        sequences = batch.sampled[kept].tolist()
-        requests = [results.request(sequence) for sequence in sequences]
-        described = [row for row, request in enumerate(requests) if request.sampling_params.logprobs is not None]
-        unmodified = logits[described]  # a copy: sampling edits the logits
-        token_ids = self._sampler.sample(logits, requests, largest) if requests else []
-        results.token_ids.update(zip(sequences, token_ids, strict=True))
-        entries = compute_logprobs(
-            unmodified,
-            [token_ids[row] for row in described],
-            [requests[row].sampling_params.logprobs or 0 for row in described],
-        )
-        results.logprobs.update(zip([sequences[row] for row in described], entries, strict=True))
 
-    def _finite_logits(
-        self, hidden: Tensor, rows: NDArray[np.int64], sequences: NDArray[np.int64], results: _StepResults
-    ) -> tuple[Tensor, NDArray[np.int64], Tensor]:
-        """Logits of those `rows` whose sequences are finite so far, their places in `rows`, and the largest of each."""
-        logits = self._model.compute_logits(hidden[torch.from_numpy(rows).to(hidden.device)])
-        largest, is_finite = self._model.backend.row_maximum(logits)
-        results.is_finite[sequences[~is_finite.numpy(force=True)]] = False
-        kept = np.flatnonzero(results.is_finite[sequences])
-        if len(kept) < len(rows):
-            places = torch.from_numpy(kept).to(logits.device)
-            logits, largest = logits[places], largest[places]
-        return logits, kept, largest
+class _Fetched(NamedTuple):
+    """All that the host has to know of a step, brought by one copy."""
 
-    def _finite_sequences(self, hidden: Tensor, batch: InputBatch) -> NDArray[np.bool_]:
-        """All rows count, not only those that get logits: a poisoned prefill must not become a cached prefix."""
-        _, is_finite = self._model.backend.row_maximum(hidden)
-        return np.logical_and.reduceat(is_finite.numpy(force=True), batch.query_start[:-1])
+    is_finite: NDArray[np.bool_]  # [num_seqs]
+    is_decided: NDArray[np.bool_]  # [num_sampled]
+    token_ids: NDArray[np.int64]  # [num_sampled]
+
+    @classmethod
+    def of(cls, is_finite: Tensor, pending: PendingTokens) -> _Fetched:
+        packed = torch.cat((is_finite, pending.is_decided, pending.token_ids)).numpy(force=True)
+        num_seqs, num_sampled = len(is_finite), len(pending.token_ids)
+        finite, decided, token_ids = np.split(packed, [num_seqs, num_seqs + num_sampled])
+        return cls(finite != 0, decided != 0, token_ids)
 
 
 class _StepResults:
     """What is known of each scheduled sequence, by its index, until all of it is."""
 
-    def __init__(self, scheduled: Sequence[ScheduledRequest], is_finite: NDArray[np.bool_]) -> None:
-        self._scheduled = scheduled
-        self.is_finite = is_finite
+    def __init__(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        self.scheduled = scheduled
+        self.is_finite = np.ones(len(scheduled), dtype=np.bool_)
         self.token_ids: dict[int, int] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}
         self.prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in scheduled]
 
     def request(self, sequence: int) -> Request:
-        return self._scheduled[sequence].request
+        return self.scheduled[sequence].request
 
     def finish(self) -> RunnerOutput:
-        return RunnerOutput(results=tuple(self._result(sequence) for sequence in range(len(self._scheduled))))
+        return RunnerOutput(results=tuple(self._result(sequence) for sequence in range(len(self.scheduled))))
 
     def _result(self, sequence: int) -> RequestResult:
         request_id = self.request(sequence).request_id

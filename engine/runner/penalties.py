@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.request import Request
+from loraplex.engine.runner.to_device import to_device
 from loraplex.engine.sampling_params import SamplingParams
 
 
@@ -73,13 +74,13 @@ def _penalise(
     device = logits.device
     repeats = np.array([len(entry.token_ids) for entry in counts])
     place = (
-        torch.from_numpy(np.repeat(np.array(rows), repeats)).to(device),
-        torch.from_numpy(np.concatenate([np.asarray(entry.token_ids) for entry in counts])).to(device),
+        to_device(np.repeat(np.array(rows), repeats), device),
+        to_device(np.concatenate([np.asarray(entry.token_ids) for entry in counts]), device),
     )
-    output_counts = torch.from_numpy(np.concatenate([np.asarray(entry.output_counts) for entry in counts])).to(device)
+    output_counts = to_device(np.concatenate([np.asarray(entry.output_counts) for entry in counts]), device)
 
     def spread(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), repeats)).to(device)
+        return to_device(np.repeat(np.array(values, dtype=np.float64), repeats), device)
 
     repetition = spread([entry.repetition_penalty for entry in params])
     values = logits[place].double()

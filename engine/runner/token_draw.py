@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from loraplex.engine.request import Request
 from loraplex.engine.runner.random_numbers import uniforms
 from loraplex.engine.runner.ranking import ranking_keys, top_token_ids
+from loraplex.engine.runner.to_device import to_device
 
 # Ranked at first for a nucleus or a top-k; only the rows that keep more tokens are ranked whole.
 NUM_CANDIDATES = 512
@@ -63,37 +65,45 @@ class DrawParams:
         )
 
 
-def draw_tokens(logits: Tensor, params: DrawParams) -> Tensor:
-    """Draw from finite float32 `logits [R, V]`: int64 `[R]`."""
+class Draw(NamedTuple):
+    """Tokens on the device, and in which rows they are final; the others keep more tokens than were ranked."""
+
+    token_ids: Tensor  # int64 [R]
+    is_decided: Tensor  # bool [R]
+
+
+def draw_tokens(logits: Tensor, params: DrawParams) -> Draw:
+    """Draw from finite float32 `logits [R, V]`, without waiting for the device.
+
+    A row that is not finite gets an arbitrary token of the vocabulary. One that is not decided wants `draw_ranked`.
+    """
     is_prefix = (params.top_k < logits.shape[-1]) | (params.top_p < 1)
     if is_prefix.all():
         return _draw_from_prefix(logits, params)
     if not is_prefix.any():
         return _draw_from_all(logits, params)
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    is_decided = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
     for rows, draw in ((np.flatnonzero(~is_prefix), _draw_from_all), (np.flatnonzero(is_prefix), _draw_from_prefix)):
-        places = torch.from_numpy(rows).to(logits.device)
-        tokens[places] = draw(logits[places], params.take(rows))
-    return tokens
+        places = to_device(rows, logits.device)
+        tokens[places], is_decided[places] = draw(logits[places], params.take(rows))
+    return Draw(tokens, is_decided)
 
 
-def _draw_from_all(logits: Tensor, params: DrawParams) -> Tensor:
+def draw_ranked(logits: Tensor, params: DrawParams) -> Tensor:
+    """The same for rows with top-k or top-p, with the whole vocabulary ranked: int64 `[R]`, all of them final."""
+    return _draw_among(ranking_keys(logits), _weights(logits, params), params, logits.shape[-1]).token_ids
+
+
+def _draw_from_all(logits: Tensor, params: DrawParams) -> Draw:
     cumulated = _weights(logits, params).cumsum(dim=-1, dtype=torch.float64)
-    return _first_above(cumulated, _on(logits, params.uniform) * cumulated[:, -1])
+    tokens = _first_above(cumulated, _on(logits, params.uniform) * cumulated[:, -1])
+    return Draw(tokens.clamp_(max=logits.shape[-1] - 1), torch.ones_like(tokens, dtype=torch.bool))
 
 
-def _draw_from_prefix(logits: Tensor, params: DrawParams) -> Tensor:
-    weights = _weights(logits, params)
-    keys = ranking_keys(logits)
+def _draw_from_prefix(logits: Tensor, params: DrawParams) -> Draw:
     num_candidates = min(NUM_CANDIDATES, int(params.top_k.max()))
-    tokens, is_decided = _draw_among(keys, weights, params, num_candidates)
-    undecided = (~is_decided).nonzero().squeeze(-1)
-    if len(undecided):
-        whole, _ = _draw_among(
-            keys[undecided], weights[undecided], params.take(undecided.numpy(force=True)), keys.shape[-1]
-        )
-        tokens[undecided] = whole
-    return tokens
+    return _draw_among(ranking_keys(logits), _weights(logits, params), params, num_candidates)
 
 
 def _weights(logits: Tensor, params: DrawParams) -> Tensor:
@@ -105,7 +115,7 @@ def _weights(logits: Tensor, params: DrawParams) -> Tensor:
     return weights
 
 
-def _draw_among(keys: Tensor, weights: Tensor, params: DrawParams, num_candidates: int) -> tuple[Tensor, Tensor]:
+def _draw_among(keys: Tensor, weights: Tensor, params: DrawParams, num_candidates: int) -> Draw:
     """Draw from the best `num_candidates` tokens; also say in which rows these hold everything that is kept."""
     vocab_size = keys.shape[-1]
     top_k = _on(keys, params.top_k)
@@ -118,7 +128,7 @@ def _draw_among(keys: Tensor, weights: Tensor, params: DrawParams, num_candidate
     last_kept = torch.minimum(last_of_nucleus, last_of_top_k)
     places = _first_above(cumulated, _on(keys, params.uniform) * _at(cumulated, last_kept))
     is_decided = (top_k <= num_candidates) | ((top_k == vocab_size) & (cumulated[:, -1] >= nucleus_mass))
-    return _at(token_ids, places.clamp(max=num_candidates - 1)), is_decided
+    return Draw(_at(token_ids, places.clamp(max=num_candidates - 1)), is_decided)
 
 
 def _first_above(cumulated: Tensor, thresholds: Tensor) -> Tensor:
@@ -131,4 +141,4 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
 
 
 def _on(tensor: Tensor, values: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(values).to(tensor.device)
+    return to_device(values, tensor.device)

@@ -14,6 +14,7 @@ from loraplex.engine.models.loader import load_model
 from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
+from loraplex.engine.runner.decode_graphs import DecodeGraphs
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.scheduler_output import RequestResult, ScheduledRequest, SchedulerOutput
 from loraplex.kernels.attention.metadata import KVCache
@@ -34,12 +35,19 @@ class World:
     free_blocks: list[int] = field(default_factory=lambda: list(range(NUM_BLOCKS)))
 
     @classmethod
-    def over(cls, model: DecoderModel, pools: LoRAPools | None = None) -> World:
+    def over(
+        cls,
+        model: DecoderModel,
+        pools: LoRAPools | None = None,
+        *,
+        make_graphs: Callable[[list[KVCache]], DecodeGraphs] | None = None,
+    ) -> World:
         kv_caches = model.allocate_kv_caches(NUM_BLOCKS, BLOCK_SIZE)
         for cache in kv_caches:
             cache.key.fill_(torch.nan)
             cache.value.fill_(torch.nan)
-        return cls(model, kv_caches, ModelRunner(model, kv_caches, pools, block_size=BLOCK_SIZE))
+        graphs = None if make_graphs is None else make_graphs(kv_caches)
+        return cls(model, kv_caches, ModelRunner(model, kv_caches, pools, block_size=BLOCK_SIZE, graphs=graphs))
 
     def schedule(
         self, requests: Sequence[Request], chunk_size: int, slots: Mapping[Request, SelectionSlots]

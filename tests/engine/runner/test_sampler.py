@@ -284,7 +284,7 @@ def test_the_smallest_number_draws_no_filtered_token(truncation: dict[str, Any])
     logits[0, :5] = -50.0
     params = DrawParams.of([create_request(min_p=0.5, **truncation)], vocab_size=VOCAB)
     params.uniform[0] = 0.0
-    assert draw_tokens(logits, params).tolist() == [5]
+    assert draw_tokens(logits, params).token_ids.tolist() == [5]
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}])
@@ -295,7 +295,7 @@ def test_the_largest_number_draws_the_last_kept_token(truncation: dict[str, Any]
     last = kept[-1] if "top_k" in truncation or "top_p" in truncation else max(kept)
     params = DrawParams.of([request], vocab_size=VOCAB)
     params.uniform[0] = 1 - 2.0**-53
-    assert draw_tokens(logits, params).tolist() == [last]
+    assert draw_tokens(logits, params).token_ids.tolist() == [last]
 
 
 def test_what_is_known_of_the_largest_logits_holds_only_for_unedited_ones() -> None:
