@@ -17,6 +17,7 @@ from loraplex.kernels.cpu.arguments import batch_of, lora_batch_of, lora_slices_
 from loraplex.kernels.cpu.build import build
 from loraplex.kernels.cpu.layer_stack import CpuLayerStack
 from loraplex.kernels.cpu.linear import PanelLinear
+from loraplex.kernels.cpu.memory import WeightMemory
 from loraplex.kernels.dispatch import LayerStack, LayerWeights, PreparedLinear
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
 from loraplex.kernels.reference import ReferenceBackend
@@ -41,13 +42,14 @@ class CpuBackend:
         """
         self.library = native.load(build()) if library is None else library
         self.fallbacks: Counter[str] = Counter()  # calls that took the reference's way, by function
+        self._weights = WeightMemory(self.library)
         self._reference = ReferenceBackend(device)
         logger.info("CPU kernels: %s", self.library.loraplex_instruction_set().decode())
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         if weight.dtype not in native.SUFFIXES:
             return self._fall_back("linear", weight.dtype).prepare_linear(weight, bias)
-        return PanelLinear.pack(self.library, weight, bias)
+        return PanelLinear.pack(self.library, self._weights, weight, bias)
 
     def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
         if not isinstance(weight, PanelLinear):

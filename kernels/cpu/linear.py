@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.cpu import native
+from loraplex.kernels.cpu.memory import WeightMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +21,13 @@ class PanelLinear:
     as_struct: native.Linear
 
     @classmethod
-    def pack(cls, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PanelLinear:
+    def pack(cls, library: ctypes.CDLL, memory: WeightMemory, weight: Tensor, bias: Tensor | None) -> PanelLinear:
         """`weight [out, in]`, float32 or bfloat16."""
         suffix = native.SUFFIXES[weight.dtype]
         out_features, in_features = weight.shape
         weight = weight.contiguous()
         size = getattr(library, f"packed_size_{suffix}")(out_features, in_features)
-        panels = torch.empty(size, dtype=weight.dtype)
+        panels = memory.empty(size, weight.dtype)
         getattr(library, f"pack_{suffix}")(
             torch.get_num_threads(), weight.data_ptr(), panels.data_ptr(), out_features, in_features
         )

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -61,7 +62,8 @@ struct Step {
 
 template <class T> class Decoder {
 public:
-    Decoder(Team& team, const Model& model, const Step& step) : team_(team), model_(model), step_(step) {}
+    Decoder(Team& team, const Model& model, const Step& step)
+        : team_(team), model_(model), step_(step), query_items_(query_items(step.batch, model.heads, team.size())) {}
 
     void run(const Layer* layers, int64_t num_layers) const {
         for (int64_t i = 0; i < num_layers; i++) {
@@ -93,7 +95,7 @@ private:
         team_.finish_phase();
         const AttentionInput<T> input{static_cast<const T*>(step_.qkv), stride, static_cast<const T*>(layer.key_cache),
                                       static_cast<const T*>(layer.value_cache), layer.scale, layer.window};
-        attend(team_, input, heads, step_.batch, static_cast<T*>(step_.attended), q_size);
+        attend(team_, query_items_, input, heads, static_cast<T*>(step_.attended), q_size);
         team_.finish_phase();
         project(layer.o, step_.attended, q_size, step_.hidden, model_.hidden_size, &layer.lora[O], 1,
                 step_.attention_table);
@@ -145,6 +147,7 @@ private:
     Team& team_;
     const Model& model_;
     const Step& step_;
+    const std::vector<QueryItem> query_items_;
 };
 
 }  // namespace loraplex

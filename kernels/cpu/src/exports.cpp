@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "lora.h"
+#include "memory.h"
 #include "row_maximum.h"
 #include "team.h"
 
@@ -38,6 +39,8 @@ const char* loraplex_instruction_set() {
     return "scalar";
 #endif
 }
+
+void loraplex_use_huge_pages(void* start, int64_t size) { use_huge_pages(start, size); }
 
 }  // extern "C"
 
@@ -99,7 +102,8 @@ const char* loraplex_instruction_set() {
     void attention_##SUFFIX(int num_threads, const AttentionInput<T>* input, const HeadShape* shape,                   \
                             const Batch* batch, T* output) {                                                           \
         run_parallel(num_threads, false, [&](Team& team) {                                                             \
-            attend(team, *input, *shape, *batch, output, shape->num_heads* shape->head_dim);                           \
+            attend(team, query_items(*batch, *shape, team.size()), *input, *shape, output,                             \
+                   shape->num_heads* shape->head_dim);                                                                 \
         });                                                                                                            \
     }                                                                                                                  \
     void lora_##SUFFIX(int num_threads, const LoraJob<T>* job, const LoraBatch* batch, const LoraTable* table,         \

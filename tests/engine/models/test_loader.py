@@ -182,14 +182,15 @@ def test_every_weight_passes_once_through_the_backend(folder: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_counted(tmp_path: Path, tied: bool, dtype: torch.dtype) -> None:
-    # 128: a packed weight is filled up to a multiple of a few columns
-    folder = save_checkpoint(tmp_path, "llama", tie_word_embeddings=tied, num_hidden_layers=2, vocab_size=128)
+    # a packed weight is filled up to a multiple of 48 columns: here all have such widths
+    sizes = {"num_hidden_layers": 2, "vocab_size": 144, "intermediate_size": 168, "num_key_value_heads": 6}
+    folder = save_checkpoint(tmp_path, "llama", tie_word_embeddings=tied, **sizes)
     model = load(folder, dtype)
     parameters = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
     if tied and not model.lm_head.shares(model.embedding):
-        parameters += 128 * 96  # the packed head is a copy
+        parameters += 144 * 96  # the packed head is a copy
     assert model.weights_bytes == parameters * dtype.itemsize
-    assert model.kv_block_bytes(16) == 2 * 2 * 16 * 32 * dtype.itemsize
+    assert model.kv_block_bytes(16) == 2 * 2 * 16 * 96 * dtype.itemsize
     caches = model.allocate_kv_caches(3, 16)
     assert sum(cache.key.nbytes + cache.value.nbytes for cache in caches) == 3 * model.kv_block_bytes(16)
 
