@@ -66,6 +66,7 @@ class AdapterManager:
         self._loads = SlotLoads(tensors, self._host, self._loader, max_copy_bytes=max_copy_bytes)
         self._wanted: dict[str, AdapterRef] = {}  # loads without a lease: control calls and pins
         self._leased: Counter[LoraSelection] = Counter()
+        self._leased_slots: dict[bytes, SelectionSlots] = {}  # by the selection's digest; lasts as long as its leases
         self._referenced: Counter[LoraSelection] = Counter()
         self._total_evictions = 0
 
@@ -102,6 +103,8 @@ class AdapterManager:
         if selection.is_base:
             return
         _subtract(self._leased, selection)
+        if selection not in self._leased:
+            self._leased_slots.pop(selection.digest, None)
         for ref in selection.refs:
             self._pool.unlease(ref.digest)
             self._free_if_failed(ref.digest)
@@ -110,7 +113,16 @@ class AdapterManager:
         return all(self._loads.is_ready(ref.digest) for ref in selection.refs)
 
     def slots(self, selection: LoraSelection) -> SelectionSlots:
-        assert self.is_resident(selection), "slots are published when every part is complete"
+        """One object for all steps and requests of a leased selection: leased slots stay where they are."""
+        slots = self._leased_slots.get(selection.digest)
+        if slots is None:
+            assert self.is_resident(selection), "slots are published when every part is complete"
+            slots = self._collect_slots(selection)
+            if selection in self._leased:
+                self._leased_slots[selection.digest] = slots
+        return slots
+
+    def _collect_slots(self, selection: LoraSelection) -> SelectionSlots:
         held = [(self._pool.slots(part.ref.digest), part.weight) for part in selection.parts]
         return SelectionSlots(
             attention=tuple(WeightedSlot(slot, weight) for slots, weight in held for slot in slots.attention),

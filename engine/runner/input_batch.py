@@ -15,7 +15,7 @@ from loraplex.engine.scheduler_output import ScheduledRequest
 from loraplex.kernels.attention.layout import build_attention_meta
 from loraplex.kernels.attention.metadata import AttentionMeta
 from loraplex.kernels.lora.layout import build_lora_meta
-from loraplex.kernels.lora.metadata import LoRAMeta, SelectionSlots
+from loraplex.kernels.lora.metadata import LoRAMeta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +80,14 @@ def _input_ids(scheduled: Sequence[ScheduledRequest]) -> NDArray[np.int64]:
 def _lora_meta(
     scheduled: Sequence[ScheduledRequest], num_tokens: NDArray[np.int64], *, chunk_size: int, device: torch.device
 ) -> LoRAMeta | None:
-    """Requests with equal slots and weights share one selection of the step."""
-    selections: dict[SelectionSlots, int] = {}
-    of_sequence = [
-        -1 if entry.slots is None else selections.setdefault(entry.slots, len(selections)) for entry in scheduled
-    ]
-    if not selections:
+    """Requests with one slots object share one selection of the step: to compare slot by slot would take longer."""
+    distinct = {id(entry.slots): entry.slots for entry in scheduled if entry.slots is not None}
+    if not distinct:
         return None
+    places = {slots_id: place for place, slots_id in enumerate(distinct)}
+    of_sequence = [places.get(id(entry.slots), -1) for entry in scheduled]
     token_selection = np.repeat(np.array(of_sequence, dtype=np.int32), num_tokens)
-    return build_lora_meta(token_selection, list(selections), device=device, chunk_size=chunk_size)
+    return build_lora_meta(token_selection, list(distinct.values()), device=device, chunk_size=chunk_size)
 
 
 def _prompt_rows(scheduled: Sequence[ScheduledRequest], query_start: NDArray[np.int64]) -> PromptRows:
