@@ -149,6 +149,9 @@ class Settings(DataSettings):
     slot_rank: int = Field(default=8, ge=1, description="Rank rows in a slot.")
     max_lora_rank: int = Field(default=256, ge=1, description="Highest rank of an adapter that is accepted.")
     enforce_eager: bool = Field(default=False, description="Run without CUDA graphs.")
+    num_threads: int | None = Field(
+        default=None, ge=1, description="Threads that the engine computes with; as a rule its physical cores."
+    )
     skip_tokenizer_init: bool = Field(
         default=False, description="Serve a folder without a tokenizer: prompts are token ids, answers too."
     )
@@ -198,6 +201,7 @@ class Settings(DataSettings):
             max_lora_rank=self.max_lora_rank,
             adapter_host_memory_bytes=int(self.adapter_host_memory_gib * GIB),
             enforce_eager=self.enforce_eager,
+            num_threads=self.num_threads,
         )
 
 

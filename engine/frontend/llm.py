@@ -64,6 +64,9 @@ class GenerationOutput:
 class LLM:
     """One engine in this process and thread. `settings` are fields of EngineConfig, such as `dtype`.
 
+    On a CPU beside other busy processes, start Python with OMP_WAIT_POLICY=passive, as `loraplex serve` starts its
+    engine: threads that spin for each other hold up those they wait for. Once torch is imported it is too late.
+
     A folder without a tokenizer serves prompts of token ids, and its answers have no text.
 
     Raises:
