@@ -38,6 +38,7 @@ from loraplex.engine.runner import model_runner
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.runner.sampler import Sampler
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.kernels.cpu.backend import CpuBackend
 from loraplex.platform.demo.model import ensure_demo_model
 
 ROOT: Final = Path(__file__).parents[1]
@@ -53,8 +54,9 @@ ENGINE_PARTS: Final = (
     (model_runner, "build_input_batch", "input batch"),
     (DecoderModel, "forward", FORWARD),
     (DecoderModel, "compute_logits", "logits"),
-    (Sampler, "sample", "sampling"),
-    (ModelRunner, "execute", "checks and results"),
+    (CpuBackend, "row_maximum", "largest and finite"),
+    (Sampler, "start", "sampling"),
+    (ModelRunner, "execute", "rest of the runner"),
     (Scheduler, "update", "update"),
 )
 
