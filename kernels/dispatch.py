@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from loraplex.kernels.quant.metadata import W4Weight
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -52,6 +54,10 @@ class Backend(Protocol):
         """Take `weight [out, in]` once, before serving; may repack it and drop the original."""
         ...
 
+    def prepare_w4(self, weight: W4Weight, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
+        """Take a weight in 4 bits once, before serving, for activations of `dtype`; may repack it or widen it."""
+        ...
+
     def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
         """`x [T, in]` -> `[T, out]`, bias included."""
         ...
@@ -74,6 +80,13 @@ class Backend(Protocol):
 
     def store_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         """Write `key, value [T, kv_heads, head_dim]` at `slot_mapping [T]`."""
+        ...
+
+    def norm_rotary_store(self, qkv: Tensor, transform: HeadTransform, cache: KVCache, slot_mapping: Tensor) -> Tensor:
+        """Transform the query and key heads of `qkv [T, q_size + 2 * kv_size]`, store keys and values, return queries.
+
+        What `rms_norm`, `rotary` and `store_kv` do one after the other -> `[T, heads, head_dim]`.
+        """
         ...
 
     def paged_attention(

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loraplex.kernels.attention import composed
 from loraplex.kernels.attention import reference as attention
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
 from loraplex.kernels.dispatch import PreparedLinear
 from loraplex.kernels.lora import reference as lora
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
+from loraplex.kernels.quant.metadata import W4Linear, W4Weight
+from loraplex.kernels.quant.reference import w4_linear
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,12 @@ class ReferenceBackend:
             return PackedLinear(packed=_pack(weight), bias=bias)
         return PlainLinear(weight=weight, bias=bias)
 
+    def prepare_w4(self, weight: W4Weight, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
+        return W4Linear(weight=weight, bias=None if bias is None else bias.to(dtype))
+
     def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
+        if isinstance(weight, W4Linear):
+            return w4_linear(x, weight)
         assert isinstance(weight, PlainLinear | PackedLinear), "prepared by another backend"
         return weight.forward(x)
 
@@ -114,6 +122,9 @@ class ReferenceBackend:
 
     def store_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         attention.store_kv(key, value, cache, slot_mapping)
+
+    def norm_rotary_store(self, qkv: Tensor, transform: HeadTransform, cache: KVCache, slot_mapping: Tensor) -> Tensor:
+        return composed.norm_rotary_store(self, qkv, transform, cache, slot_mapping)
 
     def paged_attention(
         self, q: Tensor, cache: KVCache, meta: AttentionMeta, *, scale: float, sliding_window: int | None

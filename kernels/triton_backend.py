@@ -1,21 +1,25 @@
 """The backend for NVIDIA GPUs, in Triton. Import it where Triton is installed only.
 
 Not run on a GPU so far: the tests check its numbers in Triton's interpreter and compile every kernel ahead of time for
-compute capability 8.0 and 9.0 (registers, spills, shared memory). Neither shows races, a launch that fails or a speed.
+compute capability 8.0, 8.6 and 9.0 (spills, shared memory). Neither shows races, a launch that fails or a speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from loraplex.kernels import triton_elementwise as elementwise
 from loraplex.kernels.attention import triton as attention
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
+from loraplex.kernels.attention.triton_heads import norm_rotary_store
 from loraplex.kernels.dispatch import PreparedLinear
 from loraplex.kernels.lora import triton as lora
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
+from loraplex.kernels.quant.metadata import W4Linear, W4Weight
+from loraplex.kernels.quant.triton import w4_linear
 from loraplex.kernels.reference import PlainLinear, row_maximum
 from loraplex.kernels.triton_configs import ARCHITECTURES, LORA_BLOCK_M
 
@@ -39,7 +43,12 @@ class TritonBackend:
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         return PlainLinear(weight=weight, bias=bias)
 
+    def prepare_w4(self, weight: W4Weight, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
+        return W4Linear(weight=weight, bias=None if bias is None else bias.to(dtype))
+
     def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
+        if isinstance(weight, W4Linear):
+            return w4_linear(x, weight, architecture=self._architecture)
         assert isinstance(weight, PlainLinear), "prepared by another backend"
         return weight.forward(x)
 
@@ -57,6 +66,9 @@ class TritonBackend:
 
     def store_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         attention.store_kv(key, value, cache, slot_mapping)
+
+    def norm_rotary_store(self, qkv: Tensor, transform: HeadTransform, cache: KVCache, slot_mapping: Tensor) -> Tensor:
+        return norm_rotary_store(qkv, transform, cache, slot_mapping)
 
     def paged_attention(
         self, q: Tensor, cache: KVCache, meta: AttentionMeta, *, scale: float, sliding_window: int | None

@@ -2,8 +2,8 @@
 
 A row's LoRA delta must have the same bits in every batch, so whatever changes the order of a sum (number of splits,
 tile sizes, partition of the keys) may depend on the weights' shape alone. Nothing is tuned at run time. Every entry is
-compiled ahead of time for both architectures by the tests, without spills and with at most 99 KiB of shared memory,
-which is what the smallest supported GPUs (compute capability 8.6, 8.9, 12.0) have.
+compiled ahead of time for 8.0, 8.6 and 9.0 by the tests, without spills and with at most 99 KiB of shared memory, which
+is what the smallest supported GPUs (compute capability 8.6, 8.9, 12.0) have.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ ARCHITECTURES = (80, 90)  # compute capability 8.x, and 9.0 and above
 # as 16, and a decode does not feel it, since masked rows are not loaded.
 LORA_BLOCK_M = 32
 LORA_BLOCK_R = 32
+# Programs that fill every supported GPU without splitting the features: three for each of 132 multiprocessors, and
+# some that find nothing to do since their selection has a small rank.
+LORA_FULL_GRID = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,17 @@ class PrefillConfig:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class W4Config:
+    """Tiles of `x @ w` with `w` in 4 bits."""
+
+    block_m: int
+    block_n: int
+    block_k: int  # at most: a tile is of one group
+    num_warps: int
+    num_stages: int
+
+
 Table: TypeAlias = Mapping[tuple[int, int], Sequence[tuple[int, _Config]]]
 
 # Each table: (architecture, bytes of an element) -> (largest size, config), ascending; the last serves all above.
@@ -89,6 +103,9 @@ EXPAND: Table[ExpandConfig] = {
     for architecture in ARCHITECTURES
 }
 
+# A sequence's keys are cut into at most so many parts, which bounds the grid of a captured batch and its scratch.
+DECODE_MAX_PARTS = 32
+
 # By head_dim.
 DECODE: Table[DecodeConfig] = {
     (architecture, itemsize): (
@@ -113,9 +130,28 @@ PREFILL: Table[PrefillConfig] = {
         (256, PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2)),
     ),
 } | {
-    (architecture, 4): ((256, PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)),)
+    (architecture, 4): (
+        (128, PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2)),
+        (256, PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)),
+    )
     for architecture in ARCHITECTURES
 }
+
+# By rows of x. Above the last a weight is widened for the call, and cuBLAS multiplies. float32 takes more registers.
+W4: Table[W4Config] = {
+    (architecture, 2): (
+        (16, W4Config(block_m=16, block_n=64, block_k=64, num_warps=4, num_stages=3)),
+        (64, W4Config(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2)),
+    )
+    for architecture in ARCHITECTURES
+} | {
+    (architecture, 4): ((64, W4Config(block_m=16, block_n=64, block_k=32, num_warps=4, num_stages=3)),)
+    for architecture in ARCHITECTURES
+}
+W4_MAX_ROWS = 64
+
+# By out_features: splits of in_features, so that about 256 programs multiply; each takes at least 512 features.
+W4_SPLITS = ((2048, 8), (4096, 4), (8192, 2))
 
 
 def nearest_architecture(compute_capability: tuple[int, int]) -> int:
@@ -139,6 +175,15 @@ def decode_config(architecture: int, *, itemsize: int, head_dim: int) -> DecodeC
 
 def prefill_config(architecture: int, *, itemsize: int, head_dim: int) -> PrefillConfig:
     return _first_that_holds(PREFILL[architecture, itemsize], head_dim)
+
+
+def w4_config(architecture: int, *, itemsize: int, num_rows: int) -> W4Config:
+    return _first_that_holds(W4[architecture, itemsize], num_rows)
+
+
+def w4_splits(*, in_features: int, out_features: int) -> int:
+    wanted = next((splits for widest, splits in W4_SPLITS if out_features <= widest), 1)
+    return max(1, min(wanted, in_features // 512))
 
 
 def _first_that_holds(rows: Sequence[tuple[int, _Config]], size: int) -> _Config:

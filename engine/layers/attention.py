@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
 from loraplex.kernels.dispatch import Backend
 
 
@@ -18,7 +18,7 @@ class PagedAttention:
     scale: float
     sliding_window: int | None  # keys that a query sees, itself included; None = all
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, kv_cache: KVCache, meta: AttentionMeta) -> Tensor:
-        """Store `k, v [T, kv_heads, head_dim]`, then attend with `q [T, heads, head_dim]`; same shape as `q`."""
-        self.backend.store_kv(k, v, kv_cache, meta.slot_mapping)
+    def forward(self, qkv: Tensor, transform: HeadTransform, kv_cache: KVCache, meta: AttentionMeta) -> Tensor:
+        """Store the keys and values of `qkv [T, q_size + 2 * kv_size]`, attend to them -> `[T, heads, head_dim]`."""
+        q = self.backend.norm_rotary_store(qkv, transform, kv_cache, meta.slot_mapping)
         return self.backend.paged_attention(q, kv_cache, meta, scale=self.scale, sliding_window=self.sliding_window)

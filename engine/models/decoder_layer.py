@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from loraplex.engine.layers.attention import PagedAttention
 from loraplex.engine.layers.lora_linear import LoRALinear
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.forward_meta import LayerMeta
-from loraplex.kernels.attention.metadata import KVCache
+from loraplex.kernels.attention.metadata import HeadTransform, KVCache
 from loraplex.kernels.dispatch import Backend, LayerWeights
 
 
@@ -68,18 +67,15 @@ class DecoderLayer:
         return self.backend.add_rms_norm(hidden, residual, weight, eps)
 
     def _attend(self, hidden: Tensor, kv_cache: KVCache, meta: LayerMeta) -> Tensor:
-        config = self.config
         qkv = self.qkv_proj.forward(hidden, meta.lora, meta.pools)
-        q, k, v = (
-            part.view(len(qkv), -1, config.head_dim)
-            for part in torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
+        transform = HeadTransform(
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            eps=self.config.rms_norm_eps,
+            cos=meta.cos if self.has_rope else None,
+            sin=meta.sin if self.has_rope else None,
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.backend.rms_norm(q, self.q_norm, config.rms_norm_eps)
-            k = self.backend.rms_norm(k, self.k_norm, config.rms_norm_eps)
-        if self.has_rope:
-            q, k = self.backend.rotary(q, k, meta.cos, meta.sin)
-        attended = self.attention.forward(q, k, v, kv_cache, meta.attention)
+        attended = self.attention.forward(qkv, transform, kv_cache, meta.attention)
         return self.o_proj.forward(attended.flatten(1), meta.lora, meta.pools)
 
     def _mlp(self, hidden: Tensor, meta: LayerMeta) -> Tensor:

@@ -32,3 +32,14 @@ class KVCache:
 
     key: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     value: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTransform:
+    """What is done to the heads of queries and keys before attention."""
+
+    q_norm: Tensor | None  # [head_dim], the weight of an RMSNorm of every head; None = there is none
+    k_norm: Tensor | None
+    eps: float  # of both norms
+    cos: Tensor | None  # [T, head_dim]; None = no rotation
+    sin: Tensor | None

@@ -1,7 +1,8 @@
 """Paged attention for sequences with one query token: the keys are split over programs, then the parts are merged.
 
-The split is by partitions of a fixed number of keys, not into a fixed number of parts, so a row's result does not
-depend on the lengths of the others.
+A part is a partition of a fixed number of keys, or several beside each other where a row would have too many parts. So
+the parts of a row follow from its own length: its result does not depend on the lengths of the others, and neither
+grid nor scratch grow with the longest context without bound.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.attention.triton_softmax import attend, quotient
-from loraplex.kernels.triton_configs import decode_config
+from loraplex.kernels.triton_configs import DECODE_MAX_PARTS, decode_config
 
 _BLOCK_PARTS = 16
 
@@ -37,11 +38,10 @@ def attend_decodes(
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = cache.key.shape[1:3]
     config = decode_config(architecture, itemsize=q.element_size(), head_dim=head_dim)
-    num_parts = max(1, triton.cdiv(meta.max_seq_len, config.partition))
+    num_parts = min(max(1, triton.cdiv(meta.max_seq_len, config.partition)), DECODE_MAX_PARTS)
     shape = (meta.num_decodes, num_heads, num_parts)
     part_output = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    window = sliding_window or 0
     decode_kernel[(meta.num_decodes, num_kv_heads, num_parts)](
         q,
         cache.key,
@@ -51,10 +51,10 @@ def attend_decodes(
         part_output,
         part_lse,
         scale * math.log2(math.e),
-        *q.stride()[:2],
-        *cache.key.stride()[:3],
+        q.stride()[:2],
+        cache.key.stride()[:3],
         meta.block_table.stride(0),
-        WINDOW=window,
+        WINDOW=sliding_window or 0,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
@@ -62,6 +62,7 @@ def attend_decodes(
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_N=config.block_n,
         PARTITION=config.partition,
+        MAX_PARTS=DECODE_MAX_PARTS,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -71,12 +72,13 @@ def attend_decodes(
         meta.seq_lens,
         output,
         num_parts,
-        *output.stride()[:2],
-        WINDOW=window,
+        output.stride()[:2],
+        WINDOW=sliding_window or 0,
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_P=_BLOCK_PARTS,
         PARTITION=config.partition,
+        MAX_PARTS=DECODE_MAX_PARTS,
         num_warps=4,
     )
 
@@ -91,11 +93,8 @@ def decode_kernel(
     part_output: tl.tensor,
     part_lse: tl.tensor,
     scale_log2e: float,
-    stride_q_token: int,
-    stride_q_head: int,
-    stride_block: int,
-    stride_offset: int,
-    stride_kv_head: int,
+    q_strides: tl.tuple,
+    cache_strides: tl.tuple,
     stride_table: int,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -105,60 +104,55 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PARTITION: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
 ) -> None:
-    """One sequence, the query heads of one key head, one partition of the keys.
+    """One sequence, the query heads of one key head, one part of the keys.
 
-    Semantics: part_output[s, h, p] = softmax over the seen keys j of partition p of (scale * q[s, h] . key[j])
-    applied to value[j]; part_lse[s, h, p] = log2 of the sum over them of exp(scale * q[s, h] . key[j]). Partitions
-    of which nothing is seen are not written.
+    Semantics: part_output[s, h, p] = softmax over the seen keys j of part p of (scale * q[s, h] . key[j])
+    applied to value[j]; part_lse[s, h, p] = log2 of the sum over them of exp(scale * q[s, h] . key[j]). Parts of which
+    nothing is seen are not written.
 
     Shape:
         q: [num_seqs, heads, HEAD_DIM]; heads = kv_heads * GROUP.
         key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM].
         block_table: int32 [num_seqs, max_blocks].
         seq_lens: int32 [num_seqs], 0 = padding.
-        part_output: float32 [num_seqs, heads, partitions, HEAD_DIM], contiguous.
-        part_lse: float32 [num_seqs, heads, partitions], contiguous.
+        part_output: float32 [num_seqs, heads, parts, HEAD_DIM], contiguous.
+        part_lse: float32 [num_seqs, heads, parts], contiguous.
     """
-    sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    part = tl.program_id(2)
+    sequence = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + sequence)
-    first = part * PARTITION
-    last = tl.minimum(first + PARTITION, length)
-    if WINDOW > 0:
-        first = tl.maximum(first, length - WINDOW)
+    size = _part_size(length, PARTITION, MAX_PARTS)
+    first = tl.maximum(tl.program_id(2) * size, _first_seen(length, WINDOW))
+    last = tl.minimum((tl.program_id(2) + 1) * size, length)
     if first >= last:
         return
+    kv_head = tl.program_id(1)
     member = tl.arange(0, BLOCK_G)
     head = kv_head * GROUP + member
     dim = tl.arange(0, BLOCK_D)
     is_used = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    q_row = q + sequence.to(tl.int64) * stride_q_token + head * stride_q_head
-    queries = tl.load(q_row[:, None] + dim[None, :], mask=is_used, other=0.0)
+    q_rows = q + sequence * q_strides[0] + head * q_strides[1]
     numerator, denominator, largest = attend(
-        queries,
+        tl.load(q_rows[:, None] + dim[None, :], mask=is_used, other=0.0),
         member,
         tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32),
         tl.zeros((BLOCK_G,), dtype=tl.float32),
         tl.full((BLOCK_G,), float("-inf"), dtype=tl.float32),
         first,
         last,
-        key + kv_head * stride_kv_head,
-        value + kv_head * stride_kv_head,
-        block_table + sequence.to(tl.int64) * stride_table,
+        key + kv_head * cache_strides[2],
+        value + kv_head * cache_strides[2],
+        block_table + sequence * stride_table,
         scale_log2e,
-        stride_block,
-        stride_offset,
-        MASKED=False,
-        WINDOW=0,
-        HEAD_DIM=HEAD_DIM,
-        BLOCK_SIZE=BLOCK_SIZE,
-        BLOCK_D=BLOCK_D,
-        BLOCK_N=BLOCK_N,
+        cache_strides,
+        False,
+        0,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_N,
     )
-    num_heads = tl.num_programs(1) * GROUP
-    place = (sequence.to(tl.int64) * num_heads + head) * tl.num_programs(2) + part
+    place = (sequence * (tl.num_programs(1) * GROUP) + head) * tl.num_programs(2) + tl.program_id(2)
     result = quotient(numerator, denominator[:, None])
     tl.store(part_output + place[:, None] * HEAD_DIM + dim[None, :], result, mask=is_used)
     tl.store(part_lse + place, largest + tl.log2(denominator), mask=member < GROUP)
@@ -171,38 +165,35 @@ def merge_kernel(
     seq_lens: tl.tensor,
     output: tl.tensor,
     num_parts: int,
-    stride_token: int,
-    stride_head: int,
+    output_strides: tl.tuple,
     WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
     PARTITION: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
 ) -> None:
     """One sequence, one head: weigh its parts by their share of the softmax.
 
     Semantics: output[s, h] = sum over p of 2**part_lse[s, h, p] * part_output[s, h, p] / sum over p of
-    2**part_lse[s, h, p], over the partitions that `decode_kernel` has written; 0 if there are none.
+    2**part_lse[s, h, p], over the parts that `decode_kernel` has written; 0 if there are none.
 
     Shape:
-        part_output, part_lse, seq_lens: as in `decode_kernel`, with num_parts partitions.
+        part_output, part_lse, seq_lens: as in `decode_kernel`, with num_parts parts.
         output: [num_seqs, heads, HEAD_DIM].
     """
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
+    sequence = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + sequence)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - WINDOW, 0) // PARTITION
-    row = (sequence.to(tl.int64) * tl.num_programs(1) + head) * num_parts
+    size = _part_size(length, PARTITION, MAX_PARTS)
+    row = (sequence * tl.num_programs(1) + tl.program_id(1)) * num_parts
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
     numerator = tl.zeros((BLOCK_D,), dtype=tl.float32)
     denominator = tl.zeros((1,), dtype=tl.float32)
     largest = tl.full((1,), float("-inf"), dtype=tl.float32)
-    for first in range(begin, tl.cdiv(length, PARTITION), BLOCK_P):
+    for first in range(_first_seen(length, WINDOW) // size, tl.cdiv(length, size), BLOCK_P):
         part = first + tl.arange(0, BLOCK_P)
-        is_part = part < tl.cdiv(length, PARTITION)
+        is_part = part < tl.cdiv(length, size)
         lse = tl.load(part_lse + row + part, mask=is_part, other=float("-inf"))
         new_largest = tl.maximum(largest, tl.max(lse, 0))
         share = tl.exp2(lse - new_largest)
@@ -212,6 +203,16 @@ def merge_kernel(
         numerator = numerator * kept + tl.sum(parts * share[:, None], 0)
         denominator = denominator * kept + tl.sum(share, 0)
         largest = new_largest
-    result = quotient(numerator, denominator)
-    place = output + sequence.to(tl.int64) * stride_token + head * stride_head + dim
-    tl.store(place, result.to(output.dtype.element_ty), mask=is_dim)
+    place = output + sequence * output_strides[0] + tl.program_id(1) * output_strides[1] + dim
+    tl.store(place, quotient(numerator, denominator).to(output.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit
+def _part_size(length: int, PARTITION: tl.constexpr, MAX_PARTS: tl.constexpr) -> tl.tensor:
+    """Keys of a part: one partition, or as many as it takes to have MAX_PARTS parts at most."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, PARTITION), MAX_PARTS), 1) * PARTITION
+
+
+@triton.jit
+def _first_seen(length: int, WINDOW: tl.constexpr) -> tl.tensor:
+    return tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0

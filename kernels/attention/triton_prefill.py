@@ -40,9 +40,9 @@ def attend_prefills(
         meta.seq_lens,
         meta.num_decodes,
         scale * math.log2(math.e),
-        *q.stride()[:2],
-        *output.stride()[:2],
-        *cache.key.stride()[:3],
+        q.stride()[:2],
+        output.stride()[:2],
+        cache.key.stride()[:3],
         meta.block_table.stride(0),
         WINDOW=sliding_window or 0,
         GROUP=num_heads // num_kv_heads,
@@ -68,13 +68,9 @@ def prefill_kernel(
     seq_lens: tl.tensor,
     first_sequence: int,
     scale_log2e: float,
-    stride_q_token: int,
-    stride_q_head: int,
-    stride_output_token: int,
-    stride_output_head: int,
-    stride_block: int,
-    stride_offset: int,
-    stride_kv_head: int,
+    q_strides: tl.tuple,
+    output_strides: tl.tuple,
+    cache_strides: tl.tuple,
     stride_table: int,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -93,12 +89,10 @@ def prefill_kernel(
 
     Shape:
         q, output: [num_tokens, heads, HEAD_DIM]; heads = kv_heads * GROUP.
-        key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM].
-        block_table: int32 [num_seqs, max_blocks].
         query_start_loc: int32 [num_seqs + 1].
-        seq_lens: int32 [num_seqs].
+        The others as in `decode_kernel`.
     """
-    sequence = first_sequence + tl.program_id(2)
+    sequence = first_sequence + tl.program_id(2).to(tl.int64)
     begin = tl.load(query_start_loc + sequence)
     query_len = tl.load(query_start_loc + sequence + 1) - begin
     # The last tiles see most keys: they start first.
@@ -107,48 +101,91 @@ def prefill_kernel(
         return
     kv_head = tl.program_id(1)
     length = tl.load(seq_lens + sequence)
-    context_len = length - query_len
     lane = tl.arange(0, BLOCK_M)
     query = tile_start + lane // BLOCK_G
-    head = kv_head * GROUP + lane % BLOCK_G
-    dim = tl.arange(0, BLOCK_D)
-    is_row = (query < query_len) & (lane % BLOCK_G < GROUP)
-    is_used = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     token = (begin + query).to(tl.int64)
-    q_rows = q + token * stride_q_token + head * stride_q_head
-    queries = tl.load(q_rows[:, None] + dim[None, :], mask=is_used, other=0.0)
-    position = context_len + query
-    numerator = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    denominator = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-    # Keys that all queries of the tile see need no mask: whole blocks of them first, then the rest.
-    first = 0
-    unmasked = (context_len + tile_start + 1) // BLOCK_N * BLOCK_N
-    if WINDOW > 0:
-        first = tl.maximum(context_len + tile_start + 1 - WINDOW, 0)
-        unmasked = first
-    for masked in tl.static_range(2):
+    head = kv_head * GROUP + lane % BLOCK_G
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    is_used = ((query < query_len) & (lane % BLOCK_G < GROUP))[:, None] & (dim < HEAD_DIM)
+    q_rows = q + token * q_strides[0] + head * q_strides[1]
+    result = _attend_to_tile(
+        tl.load(q_rows[:, None] + dim, mask=is_used, other=0.0),
+        length - query_len + query,
+        length - query_len + tile_start,
+        length,
+        key + kv_head * cache_strides[2],
+        value + kv_head * cache_strides[2],
+        block_table + sequence * stride_table,
+        scale_log2e,
+        cache_strides,
+        WINDOW,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_N,
+        BLOCK_M // BLOCK_G,
+    )
+    place = (output + token * output_strides[0] + head * output_strides[1])[:, None] + dim
+    tl.store(place, result.to(output.dtype.element_ty), mask=is_used)
+
+
+@triton.jit
+def _attend_to_tile(
+    queries: tl.tensor,
+    position: tl.tensor,
+    first_position: int,
+    length: int,
+    key: tl.tensor,
+    value: tl.tensor,
+    table_row: tl.tensor,
+    scale_log2e: float,
+    cache_strides: tl.tuple,
+    WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
+) -> tl.tensor:
+    """float32, as `queries`: see `attend`. The tile's NUM_TOKENS positions begin with `first_position`."""
+    numerator = tl.zeros(queries.shape, dtype=tl.float32)
+    denominator = tl.zeros((queries.shape[0],), dtype=tl.float32)
+    largest = tl.full((queries.shape[0],), float("-inf"), dtype=tl.float32)
+    last = tl.minimum(first_position + NUM_TOKENS, length)
+    bounds = _bounds(first_position, last, WINDOW, BLOCK_N)
+    for stretch in tl.static_range(0 if WINDOW > 0 else 1, 3):
         numerator, denominator, largest = attend(
             queries,
             position,
             numerator,
             denominator,
             largest,
-            unmasked if masked else first,
-            tl.minimum(context_len + tile_start + BLOCK_M // BLOCK_G, length) if masked else unmasked,
-            key + kv_head * stride_kv_head,
-            value + kv_head * stride_kv_head,
-            block_table + sequence.to(tl.int64) * stride_table,
+            bounds[stretch],
+            bounds[stretch + 1],
+            key,
+            value,
+            table_row,
             scale_log2e,
-            stride_block,
-            stride_offset,
-            MASKED=masked == 1,
+            cache_strides,
+            MASKED=stretch != 1,
             WINDOW=WINDOW,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_D=BLOCK_D,
             BLOCK_N=BLOCK_N,
         )
-    result = quotient(numerator, denominator[:, None]).to(output.dtype.element_ty)
-    place = (output + token * stride_output_token + head * stride_output_head)[:, None] + dim[None, :]
-    tl.store(place, result, mask=is_used)
+    return quotient(numerator, denominator[:, None])
+
+
+@triton.jit
+def _bounds(
+    first_position: int, last: int, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Cuts the keys that any query of positions `first_position` to `last` (excluded) sees into three stretches.
+
+    The middle one, in whole blocks, is seen by all of them and needs no mask. The first is empty without a window.
+    """
+    begin = 0
+    left = 0
+    if WINDOW > 0:
+        begin = tl.maximum(first_position + 1 - WINDOW, 0)
+        left = tl.minimum(begin + tl.cdiv(tl.maximum(last - WINDOW, 0) - begin, BLOCK_N) * BLOCK_N, last)
+    right = left + tl.maximum(first_position + 1 - left, 0) // BLOCK_N * BLOCK_N
+    return begin, left, right, last

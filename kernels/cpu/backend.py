@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention import composed
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
 from loraplex.kernels.cpu import native
 from loraplex.kernels.cpu.arguments import batch_of, lora_batch_of, lora_slices_of, lora_table_of, slot_rank_of
 from loraplex.kernels.cpu.build import build
@@ -20,6 +21,8 @@ from loraplex.kernels.cpu.linear import PanelLinear
 from loraplex.kernels.cpu.memory import WeightMemory
 from loraplex.kernels.dispatch import LayerStack, LayerWeights, PreparedLinear
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
+from loraplex.kernels.quant.metadata import W4Weight
+from loraplex.kernels.quant.reference import dequantize
 from loraplex.kernels.reference import ReferenceBackend
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,13 @@ class CpuBackend:
         if weight.dtype not in native.SUFFIXES:
             return self._fall_back("linear", weight.dtype).prepare_linear(weight, bias)
         return PanelLinear.pack(self.library, self._weights, weight, bias)
+
+    def prepare_w4(self, weight: W4Weight, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
+        """Widened once, to `dtype`: there is no kernel for 4 bits here. Counted, since it takes the memory."""
+        if not self.fallbacks["w4"]:
+            logger.warning("the CPU kernels have no 4-bit linear layers: their weights are widened to %s", dtype)
+        self.fallbacks["w4"] += 1
+        return self.prepare_linear(dequantize(weight, dtype), None if bias is None else bias.to(dtype))
 
     def linear(self, x: Tensor, weight: PreparedLinear) -> Tensor:
         if not isinstance(weight, PanelLinear):
@@ -117,6 +127,9 @@ class CpuBackend:
             cache.key.data_ptr(), cache.value.data_ptr(), slot_mapping.data_ptr(),
             len(key), key.shape[1] * key.shape[2],
         )  # fmt: skip
+
+    def norm_rotary_store(self, qkv: Tensor, transform: HeadTransform, cache: KVCache, slot_mapping: Tensor) -> Tensor:
+        return composed.norm_rotary_store(self, qkv, transform, cache, slot_mapping)
 
     def paged_attention(
         self, q: Tensor, cache: KVCache, meta: AttentionMeta, *, scale: float, sliding_window: int | None

@@ -2,9 +2,11 @@
 
 Tokens are sorted by selection and cut into chunks of one selection, so a chunk reads the A and B rows of its own slots
 only: no padding to a maximum rank, nothing at all for tokens without an adapter. The sum over `in_features` is split
-so that a few tokens fill the GPU; every split stores float32 partial sums, which the expand adds up as it loads them
-in a fixed order. So there are no atomics, nothing needs zeroing first, and a row's delta has the same bits in every
-batch. The scheme of chunks and pointer selection follows the papers Punica (MLSys 2024) and S-LoRA (MLSys 2024).
+so that a few tokens fill the GPU; every split stores float32 partial sums, which the expand adds up as it loads them.
+Where there are chunks enough, a program of the shrink takes all splits one after the other and adds them up itself, so
+that the many programs of the expand read one sum instead of all its parts. Either way the same sums are added in the
+same order: there are no atomics, nothing needs zeroing first, and a row's delta has the same bits in every batch.
+The scheme of chunks and pointer selection follows the papers Punica (MLSys 2024) and S-LoRA (MLSys 2024).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from torch import Tensor
 
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection, SlotTable
 from loraplex.kernels.lora.triton_kernels import expand_kernel, shrink_kernel
-from loraplex.kernels.triton_configs import LORA_BLOCK_M, LORA_BLOCK_R, expand_config, shrink_config
+from loraplex.kernels.triton_configs import (
+    LORA_BLOCK_M,
+    LORA_BLOCK_R,
+    LORA_FULL_GRID,
+    expand_config,
+    shrink_config,
+)
 
 _Value = TypeVar("_Value")
 
@@ -58,15 +66,16 @@ def lora_apply(
 def _shrink(
     x: Tensor, lora_a: Sequence[Tensor], meta: LoRAMeta, *, space: SlotTable, slot_rank: int, architecture: int
 ) -> Tensor:
-    """Float32 `[slices, splits, rows, rank]`, not written where a row's selection has no such rank."""
+    """Float32 `[slices, parts, rows, rank]`, not written where a row's selection has no such rank."""
     itemsize = max(x.element_size(), lora_a[0].element_size())
     config = shrink_config(architecture, itemsize=itemsize, in_features=x.shape[1])
     num_rank_tiles = triton.cdiv(space.slot_table.shape[1] * slot_rank, LORA_BLOCK_R)
-    shape = (len(lora_a), config.num_splits, len(meta.token_order), num_rank_tiles * LORA_BLOCK_R)
+    num_parts = 1 if meta.num_chunks * num_rank_tiles * len(lora_a) >= LORA_FULL_GRID else config.num_splits
+    shape = (len(lora_a), num_parts, len(meta.token_order), num_rank_tiles * LORA_BLOCK_R)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
-    shrink_kernel[(meta.num_chunks, num_rank_tiles, len(lora_a) * config.num_splits)](
+    shrink_kernel[(meta.num_chunks, num_rank_tiles, len(lora_a) * num_parts)](
         x,
-        *_three(lora_a),
+        _three(lora_a),
         partials,
         meta.token_order,
         meta.chunk_selection,
@@ -76,10 +85,11 @@ def _shrink(
         space.slot_table.shape[1],
         x.shape[1],
         len(meta.token_order),
+        config.num_splits,
+        config.num_splits // num_parts,
         x.stride(0),
         lora_a[0].stride(0),
         SLOT_RANK=slot_rank,
-        NUM_SPLITS=config.num_splits,
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_R=LORA_BLOCK_R,
         BLOCK_K=config.block_k,
@@ -106,7 +116,7 @@ def _expand(
     config = expand_config(architecture, itemsize=itemsize, out_features=max(widths))
     expand_kernel[(meta.num_chunks, triton.cdiv(max(widths), config.block_n), len(lora_b))](
         partials,
-        *_three(lora_b),
+        _three(lora_b),
         y,
         scaling,
         meta.token_order,
@@ -116,14 +126,14 @@ def _expand(
         space.slot_table,
         space.slot_weight,
         space.slot_table.shape[1],
-        *_three(widths),
-        *_three([each.stride(0) for each in lora_b]),
+        _three(widths),
+        _three([each.stride(0) for each in lora_b]),
         partials.shape[2],
         partials.shape[3],
         y.stride(0),
         scaling.stride(0),
         SLOT_RANK=slot_rank,
-        NUM_SPLITS=partials.shape[1],
+        NUM_PARTS=partials.shape[1],
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_N=config.block_n,
         BLOCK_R=config.block_r,
@@ -137,6 +147,6 @@ def _rank_rows(pool: Tensor, layer: int) -> Tensor:
     return pool[layer].view(-1, pool.shape[-1])
 
 
-def _three(values: Sequence[_Value]) -> list[_Value]:
+def _three(values: Sequence[_Value]) -> tuple[_Value, ...]:
     """The values of up to three slices; the last one fills the places that are never read."""
-    return [*values, *[values[-1]] * (_MAX_SLICES - len(values))]
+    return (*values, *[values[-1]] * (_MAX_SLICES - len(values)))

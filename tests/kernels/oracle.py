@@ -38,14 +38,13 @@ def _projection_delta(
     selections: Sequence[SelectionSlots],
 ) -> Tensor:
     delta = torch.zeros(len(x), pools.lora_b[projection].shape[-1], dtype=torch.float64)
-    for token, index in enumerate(token_selection):
-        if index < 0:
-            continue
-        for slot_id, weight in selections[index].attention if projection.is_attention else selections[index].mlp:
+    for index, selection in enumerate(selections):
+        rows = [row for row, of_row in enumerate(token_selection) if of_row == index]
+        for slot_id, weight in selection.attention if projection.is_attention else selection.mlp:
             lora_a = pools.lora_a[projection][layer, slot_id].double()
             lora_b = pools.lora_b[projection][layer, slot_id].double()
             scaling = weight * pools.scaling[layer, projection, slot_id].double()
-            delta[token] += scaling * (lora_a @ x[token].double()) @ lora_b
+            delta[rows] += scaling * (x[rows].double() @ lora_a.T) @ lora_b
     return delta
 
 

@@ -18,6 +18,7 @@ BACKEND = ReferenceBackend(CPU)
 
 QKV = (Projection.Q, Projection.K, Projection.V)
 GATE_UP = (Projection.GATE, Projection.UP)
+POPULARITIES = ("identical", "distinct", "uniform", "zipf", "skewed")
 
 
 def create_pools(
@@ -59,6 +60,22 @@ def selection_of(slot_ids: Sequence[int], weights: Sequence[float] | None = None
     """A selection with the same slots in both spaces."""
     slots = tuple(WeightedSlot(s, w) for s, w in zip(slot_ids, weights or [1.0] * len(slot_ids), strict=True))
     return SelectionSlots(slots, slots)
+
+
+def popularity(kind: str, num_tokens: int, num_selections: int) -> list[int]:
+    """The selection of every token, -1 = base. The last selection is always within reach."""
+    rng = np.random.default_rng(3)
+    match kind:
+        case "identical":
+            return [num_selections - 1] * num_tokens
+        case "distinct":
+            return [token % num_selections for token in range(num_tokens)]
+        case "uniform":
+            return [int(each) for each in rng.integers(-1, num_selections, num_tokens)]
+        case "zipf":
+            return [min(int(each), num_selections) - 1 for each in rng.zipf(1.5, num_tokens)]
+        case _:  # skewed: one crowd, the base and a loner
+            return ([0] * num_tokens + [-1, num_selections - 1])[-num_tokens:]
 
 
 @dataclass(frozen=True, kw_only=True)

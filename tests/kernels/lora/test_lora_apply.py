@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from loraplex.kernels.lora.metadata import Projection, SelectionSlots, WeightedSlot
 from tests.kernels.lora.helpers import (
     GATE_UP,
+    POPULARITIES,
     QKV,
     Batch,
     create_batch,
     create_pools,
     poison_unused_slots,
+    popularity,
     selection_of,
 )
 from tests.kernels.oracle import assert_close, lora_delta
@@ -35,24 +36,8 @@ def assert_right(batch: Batch) -> None:
     assert_close(batch.run(), batch.base.double() + delta, batch.x.dtype)
 
 
-def popularity(kind: str, num_tokens: int, num_selections: int) -> list[int]:
-    """-1 = base. The last selection is always within reach."""
-    rng = np.random.default_rng(3)
-    match kind:
-        case "identical":
-            return [num_selections - 1] * num_tokens
-        case "distinct":
-            return [token % num_selections for token in range(num_tokens)]
-        case "uniform":
-            return [int(each) for each in rng.integers(-1, num_selections, num_tokens)]
-        case "zipf":
-            return [min(int(each), num_selections) - 1 for each in rng.zipf(1.5, num_tokens)]
-        case _:  # skewed: one crowd, the base and a loner
-            return ([0] * num_tokens + [-1, num_selections - 1])[-num_tokens:]
-
-
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 16, 133])
-@pytest.mark.parametrize("kind", ["identical", "distinct", "uniform", "zipf", "skewed"])
+@pytest.mark.parametrize("kind", POPULARITIES)
 def test_equals_the_loops_for_every_popularity(kind: str, num_tokens: int) -> None:
     selections = [selection_of(ids) for ids in ([3], [5, 6], [0, 1, 2, 4], [9], [10], [23, 8, 22])]
     assert_right(create_batch(create_pools(), selections, popularity(kind, num_tokens, len(selections))))

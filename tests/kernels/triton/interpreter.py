@@ -7,6 +7,7 @@ from float32 cuts bits off instead of rounding. GPUs do neither.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
+@cache
 def prepare() -> None:
-    """Call once, before the first kernel."""
+    """Call before the first kernel; again does nothing."""
     assert os.environ.get("TRITON_INTERPRET") == "1", "set before triton is imported"
     original_dot, original_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 

@@ -1,4 +1,4 @@
-"""Every kernel and configuration compiles for both architectures, without spills, within the shared memory of all."""
+"""Every kernel and configuration compiles for every architecture, without spills, within the shared memory of all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import pytest
 
-from loraplex.kernels.triton_configs import ARCHITECTURES, DECODE, EXPAND, PREFILL, SHRINK
+from loraplex.kernels.triton_configs import ARCHITECTURES, DECODE, EXPAND, PREFILL, SHRINK, W4, nearest_architecture
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton exists for Linux only"),
     pytest.mark.timeout(900),
 ]
+GPUS = (80, 86, 90)  # 8.6 takes the table of 8.0
 SHARED_MEMORY_LIMIT = 99 * 1024  # bytes a program, compute capability 8.6, 8.9 and 12.0; others have more
 KERNELS = {
     "shrink_kernel",
@@ -27,11 +28,15 @@ KERNELS = {
     "merge_kernel",
     "prefill_kernel",
     "store_kv_kernel",
+    "norm_rotary_store_kernel",
+    "w4_kernel",
+    "sum_splits_kernel",
+    "dequantize_kernel",
     "rms_norm_kernel",
     "rotary_kernel",
     "silu_and_mul_kernel",
 }
-ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "decode_kernel", "prefill_kernel")
+ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "decode_kernel", "prefill_kernel", "w4_kernel")
 
 
 class Compiled(TypedDict):
@@ -41,14 +46,13 @@ class Compiled(TypedDict):
     warps: int
     shared: int
     registers: int
-    stack: int
-    spills: int
+    stack: int  # bytes; nothing but spilled registers takes any
     tensor_cores: list[str]
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Compiled]]:
-    """By architecture; the compilers run side by side."""
+    """By architecture of the GPU; the compilers run side by side."""
     processes = {
         architecture: subprocess.Popen(
             [sys.executable, "-m", "tests.kernels.triton.aot", str(architecture)],
@@ -60,7 +64,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Compile
         )
         for architecture in ARCHITECTURES
     }
-    return {architecture: _lines(process) for architecture, process in processes.items()}
+    lines = [line for process in processes.values() for line in _lines(process)]
+    return {gpu: [line for line in lines if line["architecture"] == gpu] for gpu in GPUS}
 
 
 def _environment(cache: Path) -> dict[str, str]:
@@ -74,21 +79,21 @@ def _lines(process: subprocess.Popen[str]) -> list[Compiled]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GPUS)
 def test_every_kernel_is_compiled(compiled: dict[int, list[Compiled]], architecture: int) -> None:
     assert {each["kernel"] for each in compiled[architecture]} == KERNELS
-    assert {each["architecture"] for each in compiled[architecture]} == {architecture}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GPUS)
 def test_every_configuration_is_compiled(compiled: dict[int, list[Compiled]], architecture: int) -> None:
     """bfloat16 stands for two bytes an element, float32 for four."""
     cases = " ".join(each["case"] for each in compiled[architecture])
-    for table in (SHRINK, EXPAND):
+    table = nearest_architecture(divmod(architecture, 10))
+    for by_name in (SHRINK, EXPAND, W4):
         for itemsize in (2, 4):
-            assert all(str(config) in cases for _, config in table[architecture, itemsize])
+            assert all(str(config) in cases for _, config in by_name[table, itemsize])
     for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
-        for rows in (DECODE[architecture, itemsize], PREFILL[architecture, itemsize]):
+        for rows in (DECODE[table, itemsize], PREFILL[table, itemsize]):
             head_dims = [
                 int(each["case"].split("x")[-1].split()[0])
                 for each in compiled[architecture]
@@ -98,17 +103,17 @@ def test_every_configuration_is_compiled(compiled: dict[int, list[Compiled]], ar
             assert served == set(range(len(rows)))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GPUS)
 def test_nothing_spills(compiled: dict[int, list[Compiled]], architecture: int) -> None:
-    assert [each for each in compiled[architecture] if each["stack"] or each["spills"]] == []
+    assert [each for each in compiled[architecture] if each["stack"]] == []
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GPUS)
 def test_shared_memory_suffices_on_every_gpu(compiled: dict[int, list[Compiled]], architecture: int) -> None:
     assert [each for each in compiled[architecture] if each["shared"] > SHARED_MEMORY_LIMIT] == []
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GPUS)
 def test_16_bit_products_run_on_tensor_cores(compiled: dict[int, list[Compiled]], architecture: int) -> None:
     products = [
         each

@@ -1,4 +1,4 @@
-"""`store_kv` and `paged_attention` of the triton backend in the interpreter; every unused place of a cache is NaN."""
+"""Everything about attention of the triton backend in the interpreter; every unused place of a cache is NaN."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.kernels.attention import composed, triton_decode
 from loraplex.kernels.attention.metadata import AttentionMeta
 from loraplex.kernels.triton_backend import TritonBackend
 from tests.kernels.attention import helpers
 from tests.kernels.attention.helpers import PagedBatch, create_paged_batch
+from tests.kernels.attention.test_norm_rotary_store import *  # noqa: F403 - on this backend
+from tests.kernels.attention.test_norm_rotary_store import SLOTS, create_cache, create_transform
 from tests.kernels.oracle import assert_close
 from tests.kernels.triton.interpreter import prepare
 from tests.kernels.triton.pairwise import pairwise
@@ -70,6 +73,19 @@ def test_equals_the_loops(
 
 def test_more_partitions_than_one_load_merges() -> None:
     assert_right(create_paged_batch([(17 * 256 + 3, 1), (2, 1)], num_heads=2, num_kv_heads=1))
+
+
+@pytest.mark.parametrize("sliding_window", [None, 20, 600])
+def test_a_part_takes_several_partitions_of_a_long_sequence(
+    monkeypatch: pytest.MonkeyPatch, sliding_window: int | None
+) -> None:
+    """Of the first parts a window sees nothing."""
+    monkeypatch.setattr(triton_decode, "DECODE_MAX_PARTS", 2)
+    lens = [(5 * 256 + 3, 1), (4 * 256 + 30, 1), (255, 1), (2, 1)]
+    batch = create_paged_batch(lens, num_heads=2, num_kv_heads=1, sliding_window=sliding_window)
+    assert_right(batch)
+    for sequence, together in enumerate(batch.run()):
+        assert torch.equal(batch.take(sequence).run()[0], together)
 
 
 @pytest.mark.parametrize("sliding_window", [None, 9])
@@ -175,3 +191,29 @@ def test_nan_of_one_token_reaches_only_the_queries_that_see_it(context: int, sli
     assert poisoned[sees].isnan().all()
     others = [row for row in range(21) if row not in range(21)[sees]]
     assert torch.equal(poisoned[others], clean[others])
+
+
+def test_padding_is_transformed_but_not_stored() -> None:
+    transform = create_transform(32, torch.float32, has_norm=True, has_rope=True)
+    qkv = torch.randn(len(SLOTS), (6 + 2 * 2) * 32)
+    wanted, cache = create_cache(2, 32, torch.float32), create_cache(2, 32, torch.float32)
+    q = BACKEND.norm_rotary_store(qkv, transform, wanted, torch.tensor(SLOTS))
+    padded = torch.tensor([*SLOTS[:3], -1, -1])
+    qkv[3:] = torch.nan
+    assert torch.equal(BACKEND.norm_rotary_store(qkv, transform, cache, padded)[:3], q[:3])
+    for pool, full in ((cache.key, wanted.key), (cache.value, wanted.value)):
+        pool, full = pool.flatten(0, 1), full.flatten(0, 1)
+        assert torch.equal(pool[list(SLOTS[:3])], full[list(SLOTS[:3])])
+        assert pool[list(SLOTS[3:])].isnan().all()
+
+
+def test_one_launch_does_what_its_steps_do() -> None:
+    """Rotation alone has the same bits; the mean of a norm may be summed in another order."""
+    transform = create_transform(64, torch.bfloat16, has_norm=False, has_rope=True)
+    qkv = torch.randn(len(SLOTS), (9 + 2 * 3) * 64).bfloat16()
+    fused, stepwise = create_cache(3, 64, torch.bfloat16), create_cache(3, 64, torch.bfloat16)
+    slots = torch.tensor(SLOTS)
+    q = BACKEND.norm_rotary_store(qkv, transform, fused, slots)
+    assert torch.equal(q, composed.norm_rotary_store(BACKEND, qkv, transform, stepwise, slots))
+    for one, other in ((fused.key, stepwise.key), (fused.value, stepwise.value)):
+        assert torch.equal(one.flatten(0, 1)[slots], other.flatten(0, 1)[slots])

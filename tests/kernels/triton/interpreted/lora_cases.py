@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from loraplex.kernels.lora import triton as launcher
 from loraplex.kernels.lora.metadata import LoRAMeta, Projection, SelectionSlots, WeightedSlot
 from loraplex.kernels.triton_backend import TritonBackend
 from tests.kernels.lora import helpers
 from tests.kernels.lora.helpers import (
     GATE_UP,
+    POPULARITIES,
     QKV,
     Batch,
     create_batch,
     create_pools,
     poison_unused_slots,
+    popularity,
     selection_of,
 )
 from tests.kernels.oracle import assert_close, lora_delta
@@ -29,11 +31,11 @@ from tests.kernels.triton.pairwise import pairwise
 prepare()
 BACKEND = TritonBackend(80)
 
-# Slots of rank 8: 8, 16, 64 (over several tiles), 24 with weights, and nothing.
+# Slots of rank 8: 64 (over several tiles), 16, 8, 24 with weights, nothing, and the last slot.
 SELECTIONS = (
-    selection_of([3]),
-    selection_of([6, 5]),
     selection_of([20, 1, 9, 2, 11, 4, 13, 0]),
+    selection_of([6, 5]),
+    selection_of([3]),
     selection_of([7, 3, 22], weights=[0.75, -0.5, 2.0]),
     selection_of([]),
     selection_of([23]),
@@ -60,23 +62,6 @@ def _use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helpers, "BACKEND", BACKEND)
 
 
-def popularity(kind: str, num_tokens: int) -> list[int]:
-    """-1 = base."""
-    rng = np.random.default_rng(3)
-    last = len(SELECTIONS) - 1
-    match kind:
-        case "identical":
-            return [2] * num_tokens
-        case "distinct":
-            return [token % len(SELECTIONS) for token in range(num_tokens)]
-        case "uniform":
-            return [int(each) for each in rng.integers(-1, len(SELECTIONS), num_tokens)]
-        case "zipf":
-            return [min(int(each) - 2, last) for each in rng.zipf(1.5, num_tokens)]
-        case _:  # skewed: one crowd, the base and a loner
-            return ([2] * num_tokens + [-1, last])[-num_tokens:]
-
-
 def assert_right(batch: Batch) -> None:
     y = batch.run()
     delta = lora_delta(
@@ -101,7 +86,7 @@ def _bits(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "num_tokens", "dtypes", "fusion", "slot_rank"),
     pairwise(
-        ["identical", "distinct", "uniform", "zipf", "skewed"],
+        POPULARITIES,
         [1, 7, 37, 133],
         [
             (torch.float32, torch.float32),
@@ -126,7 +111,7 @@ def test_equals_the_loops(
     )
     used = [slot.slot_id for selection in SELECTIONS for slot in selection.attention]
     poison_unused_slots(pools, used)
-    batch = create_batch(pools, SELECTIONS, popularity(kind, num_tokens), dtype=dtype)
+    batch = create_batch(pools, SELECTIONS, popularity(kind, num_tokens, len(SELECTIONS)), dtype=dtype)
     batch.base[:, 0] = -0.0  # which adding a zero would change
     assert_right(batch)
 
@@ -176,6 +161,21 @@ def test_a_row_has_the_same_bits_alone_and_in_a_crowd(dtype: torch.dtype) -> Non
     crowd = batch.run()
     for row in (0, 3, 4, 38, 40):
         assert torch.equal(batch.take([row]).run()[0], crowd[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delta_has_the_same_bits_however_its_splits_are_dealt_out(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Few chunks: a program a split. Many: a program for all splits."""
+    pools = create_pools(hidden=1536, out=(33, 16), projections=GATE_UP)
+    batch = create_batch(pools, SELECTIONS, [0, 2, -1, 3, 2], dtype=dtype)
+    batch.base.zero_()
+    monkeypatch.setattr(launcher, "LORA_FULL_GRID", 10**9)
+    split = batch.run()
+    monkeypatch.setattr(launcher, "LORA_FULL_GRID", 1)
+    assert torch.equal(batch.run(), split)
+    assert split[[0, 1, 3, 4]].all()
 
 
 def test_padding_to_a_fixed_capacity_changes_nothing() -> None:
