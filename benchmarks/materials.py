@@ -14,6 +14,7 @@ from benchmarks.workloads import Workload
 from loraplex.platform.demo.model import demo_gguf_file, ensure_demo_model
 
 ROOT = Path(__file__).parents[1]
+DEMO_DIR = ROOT / ".demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,15 @@ class Materials:
     gguf: Path
 
 
+def demo_model() -> Path:
+    """SmolLM2-135M-Instruct as a folder; expanded at the first time."""
+    return ensure_demo_model(DEMO_DIR)
+
+
 def prepare_materials(taking_part: Sequence[Contestant], workloads: Sequence[Workload]) -> Materials:
     """Make what is not there yet; two minutes at the first time."""
-    demo_dir = ROOT / ".demo"
     materials = Materials(
-        model=ensure_demo_model(demo_dir), adapters=demo_dir / "bench-adapters", gguf=ROOT / "build" / "bench" / "gguf"
+        model=demo_model(), adapters=DEMO_DIR / "bench-adapters", gguf=ROOT / "build" / "bench" / "gguf"
     )
     ensure_adapters(materials.model, materials.adapters, max(workload.num_adapters for workload in workloads))
     for contestant in taking_part:

@@ -70,7 +70,7 @@ def summarise(rounds: Sequence[Round], taking_part: Sequence[Contestant], model:
     rates = median_rates([each.rates for each in rounds])
     floors = floors_of(ModelSize.of(model), rates)
     return {
-        "commit": _commit(),
+        "commit": current_commit(),
         "machine": describe(),
         "rates": asdict(rates),
         "bandwidth_gb_per_s": rates.read_bytes / 1e9,
@@ -152,6 +152,6 @@ def _spread(values: list[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "smallest": min(values), "largest": max(values), "n": len(values)}
 
 
-def _commit() -> str:
+def current_commit() -> str:
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
