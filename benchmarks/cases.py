@@ -1,180 +1,143 @@
-"""The figures behind cases that users of other servers report: seconds and bytes that a test asserts only as counts.
+"""`make bench-cases`: figures beside throughput, most of them cases that users of other servers report.
 
-    python -m benchmarks.cases
+    python -m benchmarks.cases [--pairs N]
 
-Starts real servers on this machine and prints one line a figure. Nothing is asserted; these machines are noisy.
+Starts real servers on this machine, prints a line for every figure and adds them all to `benchmarks/RESULTS.md`.
+Nothing is asserted: these machines are noisy, and the tests assert the counts behind the times.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import asyncio
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-import httpx
-import psutil
+import torch
+from safetensors import safe_open
 
-from loraplex.platform.demo.model import ensure_demo_model
-from tests.acceptance.bad_uploads import bad_uploads
-from tests.e2e.server import Server, events, is_clean, running_server
-from tests.helpers import make_adapter, make_checkpoint
+from benchmarks.case import Case
+from benchmarks.cold_load_case import GapsBetweenTokens, measure_gaps
+from benchmarks.materials import DEMO_ADAPTERS, demo_model
+from benchmarks.report import write_part
+from benchmarks.request_set import ADAPTER_RANKS, NUM_ADAPTERS, adapter_name, adapter_rank, ensure_adapters
+from benchmarks.resident_case import compare_resident_with_none
+from benchmarks.results import current_commit
+from benchmarks.upkeep_cases import upkeep_cases
+from loraplex.adapters.slot_tensors import slot_bytes
+from loraplex.engine.models.base_spec import build_base_spec
+from tests.e2e.server import running_server
 
-ROOT = Path(__file__).parents[1]
-TENANT = "cases"
-PROMPT = [(i * 7 + 3) % 120 + 3 for i in range(70)]
-HEADER_CASES = ("truncated_body", "header_overflow", "header_not_json", "empty_file", "pickle_named_safetensors")
+SLOT_RANK = 8
+NUM_STARTS = 3
+NUM_COLD_ADAPTERS = 6
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=25, help="of runs with and without resident adapters; at least 9")
+    num_pairs = max(9, parser.parse_args().pairs)
+    model = demo_model()
+    ensure_adapters(model, DEMO_ADAPTERS, NUM_ADAPTERS)
+    cases = []
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        start_to_first_answer(root / "start")
-        base = make_checkpoint(root / "base", vocab_size=512, max_position_embeddings=1024)
-        adapters = [make_adapter(root / f"a{i}", base, seed=i, r=8 * (1 + i % 8)) for i in range(10)]
-        flags = ("--skip-tokenizer-init", "--adapter-slots", "16", "--kv-cache-memory-gib", "0.1")
-        with running_server(base, root / "data", *flags) as server:
-            client = server.create_tenant(TENANT)
-            for index, folder in enumerate(adapters):
-                server.upload(TENANT, f"a{index}", folder)
-            refused_headers(server, client, adapters[0])
-            gap_while_loading(client, server, adapters)
-            leases_after_abort(server, client)
-            memory_over_reloads(server, client, len(adapters))
+        for case in _all_cases(model, Path(scratch), num_pairs):
+            cases.append(case)
+            sys.stdout.write(f"{case.name}: {case.figure}\n")
+            sys.stdout.flush()
+    ratios = {name: value for case in cases for name, value in case.ratios.items()}
+    write_part("cases", {"commit": current_commit(), "ratios": ratios, "figures": [asdict(case) for case in cases]})
 
 
-def start_to_first_answer(data_dir: Path) -> None:
-    """Seconds from `loraplex serve` on the demo model to the first answered request."""
-    model = ensure_demo_model(ROOT / ".demo")
-    started = time.monotonic()
-    with running_server(model, data_dir) as server:
-        ready = time.monotonic() - started
-        client = server.create_tenant("first")
-        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        client.post("/v1/chat/completions", json=body).raise_for_status()
-        report(
-            "start of serve on the demo model", f"ready {ready:.1f} s, first answer {time.monotonic() - started:.1f} s"
-        )
+def _all_cases(model: Path, scratch: Path, num_pairs: int) -> Iterator[Case]:
+    yield start_to_first_token(model, scratch / "start")
+    yield cold_adapter_arrives(model, scratch / "cold")
+    yield resident_adapters(model, num_pairs)
+    yield adapter_memory(model)
+    yield from upkeep_cases(scratch)
 
 
-def refused_headers(server: Server, client: httpx.Client, good: Path) -> None:
-    """Milliseconds and bytes that a malformed header costs."""
-    cases = bad_uploads(good)
-    before = rss(server.process.pid)
-    seconds = []
-    for name in HEADER_CASES:
-        files = [("files", item) for item in cases[name][1].items()]
-        started = time.monotonic()
-        reply = client.post(f"/api/v1/tenants/{TENANT}/adapters/bad/versions", files=files)
-        seconds.append(time.monotonic() - started)
-        assert reply.status_code == 422, reply.text
-    growth = (rss(server.process.pid) - before) / 2**20
-    report("malformed safetensors headers", f"worst {max(seconds) * 1000:.0f} ms, server grew by {growth:.1f} MiB")
+def start_to_first_token(model: Path, folder: Path) -> Case:
+    """Seconds from `loraplex serve` on the demo model to the first answered token."""
+    ready, first = [], []
+    for number in range(NUM_STARTS):
+        started = time.perf_counter()
+        with running_server(model, folder / str(number), "--dtype", "bfloat16") as server:
+            ready.append(time.perf_counter() - started)
+            client = server.create_tenant("first")
+            body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+            first.append(time.perf_counter() - started)
+    figure = f"ready {statistics.median(ready):.1f} s, first token {statistics.median(first):.1f} s (of {NUM_STARTS})"
+    return Case("start of serve on the demo model", figure, {"start_to_first_token_s": statistics.median(first)})
 
 
-def gap_while_loading(client: httpx.Client, server: Server, adapters: list[Path]) -> None:
-    """Longest gap between two tokens of a stream, quiet and while adapters are loaded and evicted all the time."""
-    quiet = gaps(client)
-    with repeated(lambda i: set_residency(client, i % len(adapters), "load")):
-        busy = gaps(client)
-    for name, values in (("quiet", quiet), ("adapters loading", busy)):
-        p99 = statistics.quantiles(values, n=100)[98] * 1000
-        report(f"gap between tokens, {name}", f"median {statistics.median(values) * 1000:.1f} ms, "
-               f"P99 {p99:.1f} ms, longest {max(values) * 1000:.1f} ms")  # fmt: skip
-    unload_all(client, len(adapters))
+def cold_adapter_arrives(model: Path, folder: Path) -> Case:
+    """Four streams decode on the base while adapters of rank 64 come that nobody used before."""
+    largest_rank = [index for index in range(NUM_ADAPTERS) if adapter_rank(index) == max(ADAPTER_RANKS)]
+    names = [adapter_name(index) for index in largest_rank[:NUM_COLD_ADAPTERS]]
+    flags = ("--dtype", "bfloat16", "--max-model-len", "4096", "--kv-cache-memory-gib", "1")
+    with running_server(model, folder, *flags, env={"OMP_NUM_THREADS": "2"}) as server:
+        client = server.create_tenant("cold")
+        for name in names:
+            server.upload("cold", name, DEMO_ADAPTERS / name)
+        port, key = int(server.url.rpartition(":")[2]), client.headers["authorization"].removeprefix("Bearer ")
+
+        def load(name: str) -> None:
+            client.post(f"/api/v1/tenants/cold/adapters/{name}/versions/1/load").raise_for_status()
+
+        half = len(names) // 2
+        gaps = asyncio.run(measure_gaps(port, key, to_load=names[:half], to_ask=names[half:], load=load))
+    ratios = {
+        "cold_load_gap_over_p99": max(gaps.load) / gaps.steady_p99,
+        "cold_request_gap_over_p99": max(gaps.cold_request) / gaps.steady_p99,
+    }
+    return Case("a cold adapter of rank 64 while 4 streams decode", _gap_figure(gaps), ratios)
 
 
-def gaps(client: httpx.Client) -> list[float]:
-    body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-    times = []
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        for _ in events(response):
-            times.append(time.monotonic())
-    return [after - before for before, after in pairwise(times)]
+def _gap_figure(gaps: GapsBetweenTokens) -> str:
+    def shown(seconds: list[float]) -> str:
+        return ", ".join(f"{gap * 1000:.0f}" for gap in seconds)
+
+    median, largest = statistics.median(gaps.steady), max(gaps.steady)
+    return (
+        f"gap between tokens: steady median {median * 1000:.1f} ms, P99 {gaps.steady_p99 * 1000:.1f}, largest "
+        f"{largest * 1000:.1f}; largest while it is loaded {shown(gaps.load)} ms; while a request of 32 tokens waits "
+        f"for it and starts {shown(gaps.cold_request)} ms; when such a request starts on the base "
+        f"{shown(gaps.base_request)} ms"
+    )
 
 
-def leases_after_abort(server: Server, client: httpx.Client) -> None:
-    """Seconds until nothing is held any more after 30 clients close their connections at once."""
-    body = {"prompt": PROMPT, "max_tokens": 500, "ignore_eos": True, "stream": True}
-    streams = [client.stream("POST", "/v1/completions", json=body | {"lora": f"a{i % 10}"}) for i in range(30)]
-    threads = [threading.Thread(target=open_and_close, args=(stream,)) for stream in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    started = time.monotonic()
-    while not is_clean(server.integrity()):
-        time.sleep(0.005)
-    report("blocks, slots and leases of 30 closed streams", f"free after {time.monotonic() - started:.2f} s")
+def resident_adapters(model: Path, num_pairs: int) -> Case:
+    speeds = compare_resident_with_none(model, DEMO_ADAPTERS, num_pairs=num_pairs)
+    low, high = speeds.interval
+    return Case(
+        "base-only traffic, 8 adapters resident, against an engine without LoRA",
+        f"{speeds.median:.3f} of its speed (interval of the median {low:.3f} to {high:.3f}, {num_pairs} pairs)",
+        {"resident_adapters_over_none": speeds.median},
+    )
 
 
-def open_and_close(stream: AbstractContextManager[httpx.Response]) -> None:
-    with stream:
-        time.sleep(0.2)
+def adapter_memory(model: Path) -> Case:
+    """Bytes of the slots that the 64 adapters take, over the bytes of A and B in their files."""
+    per_slot = slot_bytes(build_base_spec(model), slot_rank=SLOT_RANK, dtype=torch.bfloat16)
+    taken = sum(-(-adapter_rank(index) // SLOT_RANK) * per_slot for index in range(NUM_ADAPTERS))
+    own = sum(_tensor_bytes(DEMO_ADAPTERS / adapter_name(index)) for index in range(NUM_ADAPTERS))
+    return Case(
+        "memory of 64 adapters in slots",
+        f"{taken / NUM_ADAPTERS / 1e6:.1f} MB each, {own / NUM_ADAPTERS / 1e6:.1f} MB in their files",
+        {"slot_bytes_over_rank_bytes": taken / own},
+    )
 
 
-def memory_over_reloads(server: Server, client: httpx.Client, num_adapters: int) -> None:
-    """Resident memory over 300 cycles of load, use, unload."""
-    sizes = {}
-    for cycle in range(1, 301):
-        index = cycle % num_adapters
-        set_residency(client, index, "load")
-        body = {"prompt": PROMPT, "max_tokens": 2, "lora": f"a{index}"}
-        client.post("/v1/completions", json=body).raise_for_status()
-        set_residency(client, index, "unload")
-        if cycle in (50, 300):
-            sizes[cycle] = (rss(server.engine.pid), rss(server.process.pid))
-    for name, place in (("engine", 0), ("server", 1)):
-        first, last = sizes[50][place] / 2**20, sizes[300][place] / 2**20
-        report(
-            f"memory of the {name} over reloads",
-            f"{first:.1f} MiB at cycle 50, {last:.1f} MiB at 300 ({last / first - 1:+.1%})",
-        )
-
-
-def set_residency(client: httpx.Client, index: int, action: str) -> None:
-    client.post(f"/api/v1/tenants/{TENANT}/adapters/a{index}/versions/1/{action}", timeout=60)
-
-
-def unload_all(client: httpx.Client, num_adapters: int) -> None:
-    for index in range(num_adapters):
-        set_residency(client, index, "unload")
-
-
-@contextmanager
-def repeated(action: Callable[[int], None]) -> Iterator[None]:
-    """Do it over and over on a thread while the block runs."""
-    stop = threading.Event()
-
-    def run() -> None:
-        number = 0
-        while not stop.is_set():
-            action(number)
-            number += 1
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def rss(pid: int) -> int:
-    size: int = psutil.Process(pid).memory_info().rss
-    return size
-
-
-def report(name: str, figure: str) -> None:
-    sys.stdout.write(json.dumps({"case": name, "figure": figure}) + "\n")
-    sys.stdout.flush()
+def _tensor_bytes(adapter: Path) -> int:
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+        return sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118  # it is no mapping
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def _vllm_environment(peer: Peer) -> dict[str, str]:
         "LD_PRELOAD": os.pathsep.join(map(str, vllm_libraries(peer))),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "VLLM_USE_AOT_COMPILE": "0",  # compiled code is then found again at the next start
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from loraplex.adapters.slot_tensors import SlotTensors
 from loraplex.engine.models.base_spec import build_base_spec
-from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.forward_meta import ForwardMeta
 from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.kernels.attention.layout import build_attention_meta
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.dispatch import Backend
@@ -215,7 +215,7 @@ def _memory_case(
 
 def _decode_steps(backend: Backend, model_dir: Path) -> Iterator[KernelCase]:
     """The whole model, as it serves: embeddings to logits, every layer of it in as few calls as the backend takes."""
-    model = load_model(model_dir, ModelConfig.from_folder(model_dir), backend=backend, dtype=DTYPE, device=CPU)
+    model = load_model(model_dir, read_model_config(model_dir), backend=backend, dtype=DTYPE, device=CPU)
     context = 256
     blocks = context // BLOCK_SIZE + 1
     caches = model.allocate_kv_caches(64 * blocks, BLOCK_SIZE)

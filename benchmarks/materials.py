@@ -15,6 +15,7 @@ from loraplex.platform.demo.model import demo_gguf_file, ensure_demo_model
 
 ROOT = Path(__file__).parents[1]
 DEMO_DIR = ROOT / ".demo"
+DEMO_ADAPTERS = DEMO_DIR / "bench-adapters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,7 @@ def demo_model() -> Path:
 
 def prepare_materials(taking_part: Sequence[Contestant], workloads: Sequence[Workload]) -> Materials:
     """Make what is not there yet; two minutes at the first time."""
-    materials = Materials(
-        model=demo_model(), adapters=DEMO_DIR / "bench-adapters", gguf=ROOT / "build" / "bench" / "gguf"
-    )
+    materials = Materials(model=demo_model(), adapters=DEMO_ADAPTERS, gguf=ROOT / "build" / "bench" / "gguf")
     ensure_adapters(materials.model, materials.adapters, max(workload.num_adapters for workload in workloads))
     for contestant in taking_part:
         if contestant.is_installed:

@@ -124,7 +124,7 @@ def _contestants_table(results: dict[str, Any]) -> str:
 
 
 def _cases_table(cases: dict[str, Any]) -> str:
-    return _table(["case", "figure"], [[case["case"], case["figure"]] for case in cases["figures"]])
+    return _table(["case", "figure"], [[case["name"], case["figure"]] for case in cases["figures"]])
 
 
 def _kernels_table(kernels: dict[str, Any]) -> str:

@@ -44,13 +44,13 @@ async def _ask_all(
     waiting = iter(requests)
 
     async def ask_in_turn() -> list[_Timing]:
-        return [await _ask(port, _body(request) | extra(request), key) for request in waiting]
+        return [await _ask(port, stream_body(request) | extra(request), key) for request in waiting]
 
     streams = await asyncio.gather(*(ask_in_turn() for _ in range(num_streams)))
     return [timing for stream in streams for timing in stream]
 
 
-def _body(request: BenchRequest) -> Body:
+def stream_body(request: BenchRequest) -> Body:
     return {
         "prompt": request.prompt_token_ids,
         "max_tokens": request.output_tokens,
@@ -65,7 +65,7 @@ async def _ask(port: int, body: Body, key: str) -> _Timing:
     asked = time.perf_counter()
     arrivals: list[float] = []
     num_tokens = 0
-    async for event in _events(port, json.dumps(body).encode(), key):
+    async for event in stream_events(port, body, key):
         if event.get("choices"):
             arrivals.append(time.perf_counter())
         if event.get("usage"):
@@ -76,10 +76,12 @@ async def _ask(port: int, body: Body, key: str) -> _Timing:
     return _Timing(num_tokens, arrivals[0] - asked, between)
 
 
-async def _events(port: int, body: bytes, key: str) -> AsyncIterator[dict[str, Any]]:
+async def stream_events(port: int, body: Body, key: str) -> AsyncIterator[dict[str, Any]]:
+    """The events of one answer. Raises RuntimeError when the server refuses."""
+    content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(_head(port, len(body), key) + body)
+        writer.write(_head(port, len(content), key) + content)
         status = await reader.readline()
         is_chunked = await _read_headers(reader)
         if b" 200 " not in status:

@@ -12,6 +12,7 @@ from benchmarks.floors import ModelSize, base_s, decode_step_s, lora_s
 from benchmarks.machine import Rates
 from benchmarks.plot import bars_svg
 from benchmarks.report import markdown
+from benchmarks.resident_case import PairedSpeeds
 from benchmarks.results import Figures, Round, floors_of, ratios_of, summarise
 from benchmarks.targets import TARGETS
 from benchmarks.workloads import BASE_S16, BASE_S64, LORA8_S16, LORA64_S64
@@ -132,3 +133,9 @@ def test_the_plot_has_a_bar_for_every_figure() -> None:
     drawn = bars_svg({"a < b": {"loraplex": 200.0, "peer": 100.0}})
     assert drawn.count("<rect") == 1 + 2  # the background too
     assert "a &lt; b" in drawn
+
+
+def test_the_interval_of_a_median_leaves_out_what_binomial_tails_allow() -> None:
+    speeds = PairedSpeeds(ratios=[0.9, 0.96, 0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.3])
+    assert speeds.median == 0.99
+    assert speeds.interval == (0.96, 1.02)  # of 9 pairs the second and the eighth: 96 %
