@@ -36,8 +36,17 @@ class PreparedLinear(Protocol):
         """Bytes of weight and bias as they are held."""
         ...
 
-    def shares(self, weight: Tensor) -> bool:
-        """Whether it holds this very `weight` and no copy: a tied embedding then costs nothing more."""
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A weight whose rows can be read: an embedding, or a prepared head that serves as the embedding tied to it."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """int64 `[T]` -> `[T, in]`.
+
+        Raises:
+            IndexError: there is no such row; on a GPU, where looking would mean waiting, a device-side assertion.
+        """
         ...
 
 

@@ -44,8 +44,8 @@ class PlainLinear:
     def nbytes(self) -> int:
         return _nbytes(self.weight) + _nbytes(self.bias)
 
-    def shares(self, weight: Tensor) -> bool:
-        return self.weight is weight
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -69,9 +69,6 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         return _nbytes(self.packed) + _nbytes(self.bias)
-
-    def shares(self, weight: Tensor) -> bool:
-        return False
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from loraplex.engine.layers.rotary import RotaryEmbedding
@@ -14,7 +13,7 @@ from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder_layer import DecoderLayer
 from loraplex.engine.models.forward_meta import ForwardMeta, LayerMeta
 from loraplex.kernels.attention.metadata import KVCache
-from loraplex.kernels.dispatch import Backend, LayerStack, PreparedLinear
+from loraplex.kernels.dispatch import Backend, LayerStack, PreparedLinear, RowSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class DecoderModel:
 
     config: ModelConfig
     backend: Backend
-    embedding: Tensor  # [vocab_size, hidden_size]
+    embedding: RowSource  # [vocab_size, hidden_size]
     layers: Sequence[DecoderLayer]
     fused: LayerStack | None  # the same layers in one call, where the backend has that
     final_norm: Tensor  # [hidden_size]
@@ -33,11 +32,11 @@ class DecoderModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
+        return self.final_norm.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.device
+        return self.final_norm.device
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], meta: ForwardMeta) -> Tensor:
@@ -53,7 +52,7 @@ class DecoderModel:
         """
         cos, sin = self.rotary.cos_sin(positions, self.dtype)
         layer_meta = LayerMeta(attention=meta.attention, lora=meta.lora, pools=meta.pools, cos=cos, sin=sin)
-        hidden, residual = self._run_layers(F.embedding(input_ids, self.embedding), kv_caches, layer_meta)
+        hidden, residual = self._run_layers(self.embedding.rows(input_ids), kv_caches, layer_meta)
         return self.backend.add_rms_norm(hidden, residual, self.final_norm, self.config.rms_norm_eps)[0]
 
     def _run_layers(self, embedded: Tensor, kv_caches: Sequence[KVCache], meta: LayerMeta) -> tuple[Tensor, Tensor]:

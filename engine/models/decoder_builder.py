@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.layers.attention import PagedAttention
+from loraplex.engine.layers.embedding import EmbeddingTable
 from loraplex.engine.layers.lora_linear import LoRALinear
 from loraplex.engine.layers.rotary import RotaryEmbedding
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.decoder_layer import DecoderLayer
 from loraplex.engine.models.weight_names import EMBEDDING, FINAL_NORM, LM_HEAD, has_bias, layer_prefix, module_path
-from loraplex.kernels.dispatch import Backend, FusingBackend, PreparedLinear
+from loraplex.kernels.dispatch import Backend, FusingBackend, PreparedLinear, RowSource
 from loraplex.kernels.lora.metadata import Projection
 
 _QKV = (Projection.Q, Projection.K, Projection.V)
@@ -52,8 +53,7 @@ class _DecoderBuilder:
 
     def build(self) -> DecoderModel:
         config = self.config
-        embedding = self._tensor(EMBEDDING)
-        lm_head = self._lm_head(embedding)
+        embedding, lm_head = self._embedding_and_head()
         layers = [self._layer(layer) for layer in range(config.num_layers)]
         final_norm = self._tensor(FINAL_NORM)
         return DecoderModel(
@@ -72,12 +72,16 @@ class _DecoderBuilder:
             weights_bytes=self.weights_bytes,
         )
 
-    def _lm_head(self, embedding: Tensor) -> PreparedLinear:
+    def _embedding_and_head(self) -> tuple[RowSource, PreparedLinear]:
+        """Tied, they are one weight, unless the backend's layout gives no rows back."""
         if not self.config.tie_word_embeddings:
-            return self._prepare(self.weights.read(LM_HEAD), None)
-        head = self.backend.prepare_linear(embedding, None)
-        self.weights_bytes += 0 if head.shares(embedding) else head.nbytes
-        return head
+            return EmbeddingTable(weight=self._tensor(EMBEDDING)), self._prepare(self.weights.read(LM_HEAD), None)
+        weight = self.weights.read(EMBEDDING)
+        head = self._prepare(weight, None)
+        if isinstance(head, RowSource):
+            return head, head
+        self.weights_bytes += weight.nbytes
+        return EmbeddingTable(weight=weight), head
 
     def _layer(self, layer: int) -> DecoderLayer:
         config, prefix = self.config, layer_prefix(layer)

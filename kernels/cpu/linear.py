@@ -19,6 +19,7 @@ class PanelLinear:
     panels: Tensor  # flat, of the weight's dtype
     bias: Tensor | None
     as_struct: native.Linear
+    library: ctypes.CDLL
 
     @classmethod
     def pack(cls, library: ctypes.CDLL, memory: WeightMemory, weight: Tensor, bias: Tensor | None) -> PanelLinear:
@@ -33,7 +34,7 @@ class PanelLinear:
         )
         bias = None if bias is None else bias.to(weight.dtype).contiguous()
         struct = native.Linear(panels.data_ptr(), None if bias is None else bias.data_ptr(), in_features, out_features)
-        return cls(panels=panels, bias=bias, as_struct=struct)
+        return cls(panels=panels, bias=bias, as_struct=struct, library=library)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,5 +52,14 @@ class PanelLinear:
     def nbytes(self) -> int:
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def shares(self, weight: Tensor) -> bool:
-        return False
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight as it was before it was packed (see `RowSource`)."""
+        if len(ids):
+            lowest, highest = torch.aminmax(ids)
+            if lowest < 0 or highest >= self.out_features:
+                raise IndexError(f"rows {lowest} to {highest} were asked for; there are {self.out_features}")
+        ids = ids.contiguous()
+        rows = self.panels.new_empty(len(ids), self.in_features)
+        gather = getattr(self.library, f"gather_rows_{native.SUFFIXES[self.dtype]}")
+        gather(torch.get_num_threads(), ctypes.addressof(self.as_struct), ids.data_ptr(), len(ids), rows.data_ptr())
+        return rows

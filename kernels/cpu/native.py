@@ -142,6 +142,7 @@ _ARGUMENTS: Final = {
     "packed_size": (c_int64, c_int64),
     "pack": (c_int, c_void_p, c_void_p, c_int64, c_int64),
     "linear": (c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "gather_rows": (c_int, c_void_p, c_void_p, c_int64, c_void_p),
     "rms_norm": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int64),
     "add_rms_norm": (c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int64, c_int64),
     "rotary": (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),

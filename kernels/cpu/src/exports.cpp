@@ -59,6 +59,10 @@ void loraplex_use_huge_pages(void* start, int64_t size) { use_huge_pages(start, 
             multiply(team, x, x_stride, *linear, y, linear->out_features, num_rows);                                   \
         });                                                                                                            \
     }                                                                                                                  \
+    void gather_rows_##SUFFIX(int num_threads, const Linear* linear, const int64_t* ids, int64_t num_rows, T* rows) {  \
+        run_rows<T>(num_threads, num_rows, linear->in_features,                                                        \
+                    [&](int64_t row) { unpack_row(*linear, ids[row], rows + row * linear->in_features); });            \
+    }                                                                                                                  \
     void rms_norm_##SUFFIX(int num_threads, const T* x, int64_t x_stride, int64_t outer_stride, int64_t inner_rows,    \
                            const T* weight, float eps, T* output, int64_t num_rows, int64_t size) {                    \
         run_rows<T>(num_threads, num_rows, size, [&](int64_t row) {                                                    \

@@ -43,6 +43,12 @@ template <class T> void pack(Team& team, const T* weight, T* panels, int64_t out
     }
 }
 
+// Row `id` of the weight as it was before it was packed.
+template <class T> void unpack_row(const Linear& linear, int64_t id, T* row) {
+    const T* panel = static_cast<const T*>(linear.panels) + id / PANEL * panel_size<T>(linear.in_features);
+    for (int64_t k = 0; k < linear.in_features; k++) row[k] = panel[place_in_panel<T>(id % PANEL, k)];
+}
+
 // One work item: a block of rows times one panel. The depth goes in blocks, with the sums kept between them.
 template <class T> class PanelProduct {
 public:

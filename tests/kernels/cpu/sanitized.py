@@ -9,7 +9,10 @@ import pytest
 from tests.kernels.cpu import helpers
 
 SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
-SUBSET = "linear_is_x or apart or norms_equal or every_fusion or every_rank or every_grouping or window or mixed"
+SUBSET = (
+    "linear_is_x or out_of_the_panels or apart or norms_equal or every_fusion or every_rank or every_grouping or window"
+    " or mixed"
+)
 
 if __name__ == "__main__":
     target = (*helpers.TARGETS[sys.argv[1]], *SANITIZE)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from loraplex.kernels.cpu.backend import CpuBackend
 from loraplex.kernels.cpu.linear import PanelLinear
+from loraplex.kernels.dispatch import RowSource
 from loraplex.kernels.reference import ReferenceBackend
 from tests.kernels.cpu.helpers import CPU, TARGETS, create_cpu_backend
 from tests.kernels.oracle import assert_close
@@ -26,7 +27,9 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (33, 7), (96, 160), (131, 65), (576, 192)])
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(1, 1), (33, 7), (96, 160), (131, 65), (576, 192), (4099, 50)]
+)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear_is_x_times_the_transposed_weight(
     backend: CpuBackend, in_features: int, out_features: int, has_bias: bool, dtype: torch.dtype
@@ -47,6 +50,27 @@ def test_a_row_of_a_linear_has_the_same_bits_among_any_others(backend: CpuBacken
     together = backend.linear(x, prepared)
     for rows in ([0], [149], [7, 3], list(range(13)), list(range(20, 120))):
         assert torch.equal(backend.linear(x[rows], prepared), together[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (33, 70), (96, 160)])
+def test_rows_come_out_of_the_panels_as_they_went_in(
+    backend: CpuBackend, in_features: int, out_features: int, dtype: torch.dtype
+) -> None:
+    weight = normal(out_features, in_features, dtype=dtype)
+    prepared = backend.prepare_linear(weight, None)
+    assert isinstance(prepared, RowSource)
+    ids = torch.arange(out_features).flip(0).repeat(3)
+    assert torch.equal(prepared.rows(ids), weight[ids])
+    assert prepared.rows(ids[:0]).shape == (0, in_features)
+
+
+@pytest.mark.parametrize("bad", [-1, 70])
+def test_a_row_that_is_not_there_is_refused(backend: CpuBackend, bad: int) -> None:
+    prepared = backend.prepare_linear(normal(70, 33), None)
+    assert isinstance(prepared, RowSource)
+    with pytest.raises(IndexError, match=f"{bad}.*there are 70"):
+        prepared.rows(torch.tensor([3, bad]))
 
 
 def test_nan_stays_in_its_row(backend: CpuBackend) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.kernels.dispatch import RowSource
 from loraplex.kernels.triton_backend import TritonBackend
 from tests.kernels.oracle import assert_close
 from tests.kernels.triton.interpreter import prepare
@@ -73,4 +74,5 @@ def test_linear_is_torch_s(dtype: torch.dtype) -> None:
     x, weight, bias = normal(3, 33, dtype=dtype), normal(96, 33, dtype=dtype), normal(96, dtype=dtype)
     prepared = BACKEND.prepare_linear(weight, bias)
     assert torch.equal(BACKEND.linear(x, prepared), torch.nn.functional.linear(x, weight, bias))
-    assert prepared.shares(weight)
+    assert isinstance(prepared, RowSource)
+    assert torch.equal(prepared.rows(torch.tensor([3, 0])), weight[[3, 0]])
