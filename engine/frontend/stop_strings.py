@@ -26,6 +26,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Take text that is known to complete no stop; return what can be shown now."""
+        if not self._stops:
+            return text
         text = self._held + text
         num_held = max((_num_open(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
@@ -33,6 +35,8 @@ class StopStrings:
 
     def find(self, text: str) -> StopMatch | None:
         """The first stop that `text`, said after all that was pushed, completes. Changes nothing."""
+        if not self._stops:
+            return None
         num_held = len(self._held)
         text = self._held + text
         spans = (_first_span(text, stop, num_held) for stop in self._stops)

@@ -94,12 +94,16 @@ class ModelRunner:
         meta = ForwardMeta(attention=batch.attention, lora=batch.lora, pools=self._pools)
         hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, meta)
         # All rows count, not only those that get logits: a poisoned prefill must not become a cached prefix.
-        _, finite_rows = self._model.backend.row_maximum(hidden)
-        is_finite = finite_segments(finite_rows, batch.attention.query_start_loc)
+        _, is_finite = self._model.backend.row_maximum(hidden)
+        if batch.attention.max_query_len > 1:
+            is_finite = finite_segments(is_finite, batch.attention.query_start_loc)
         if len(batch.sampled):
             logits = self._logits(hidden, batch.sampled_rows)
             largest, finite_logits = self._model.backend.row_maximum(logits)
-            is_finite[to_device(batch.sampled, hidden.device)] &= finite_logits
+            if len(batch.sampled) == len(is_finite):
+                is_finite &= finite_logits
+            else:
+                is_finite[to_device(batch.sampled, hidden.device)] &= finite_logits
             self._sample(logits, largest, is_finite, batch.sampled, results)
         else:
             results.is_finite &= is_finite.numpy(force=True)
@@ -114,7 +118,9 @@ class ModelRunner:
         )
 
     def _logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
-        return self._model.compute_logits(hidden[to_device(rows, hidden.device)])
+        """`rows` rise, so that as many as there are in `hidden` are all of them."""
+        chosen = hidden if len(rows) == len(hidden) else hidden[to_device(rows, hidden.device)]
+        return self._model.compute_logits(chosen)
 
     def _sample(
         self, logits: Tensor, largest: Tensor, is_finite: Tensor, sampled: NDArray[np.int64], results: _StepResults
@@ -123,15 +129,18 @@ class ModelRunner:
 
         `largest` are the likeliest tokens of the sampled sequences; `is_finite` tells of all sequences of the step.
         """
-        requests = [results.request(sequence) for sequence in sampled]
+        requests = [results.request(sequence) for sequence in sampled.tolist()]
         described = np.flatnonzero([request.sampling_params.logprobs is not None for request in requests])
-        unmodified = logits[to_device(described, logits.device)]  # a copy: sampling edits the logits
+        # A copy, since sampling edits the logits.
+        unmodified = logits[to_device(described, logits.device)] if len(described) else logits[:0]
         pending = self._sampler.start(logits, requests, largest)
         fetched = _Fetched.of(is_finite, pending)
         results.is_finite &= fetched.is_finite
         is_kept = results.is_finite[sampled]
         token_ids = pending.finish(fetched.token_ids, fetched.is_decided | ~is_kept)
         results.token_ids.update(zip(sampled.tolist(), token_ids, strict=True))
+        if not len(described):
+            return
         kept = np.flatnonzero(is_kept[described])
         entries = compute_logprobs(
             unmodified if len(kept) == len(described) else unmodified[to_device(kept, logits.device)],
@@ -168,9 +177,8 @@ class _Fetched(NamedTuple):
     @classmethod
     def of(cls, is_finite: Tensor, pending: PendingTokens) -> _Fetched:
         packed = torch.cat((is_finite, pending.is_decided, pending.token_ids)).numpy(force=True)
-        num_seqs, num_sampled = len(is_finite), len(pending.token_ids)
-        finite, decided, token_ids = np.split(packed, [num_seqs, num_seqs + num_sampled])
-        return cls(finite != 0, decided != 0, token_ids)
+        first, second = len(is_finite), len(is_finite) + len(pending.is_decided)
+        return cls(packed[:first] != 0, packed[first:second] != 0, packed[second:])
 
 
 class _StepResults:
