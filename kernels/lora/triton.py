@@ -24,6 +24,8 @@ from loraplex.kernels.triton_configs import (
     LORA_BLOCK_M,
     LORA_BLOCK_R,
     LORA_FULL_GRID,
+    ExpandConfig,
+    ShrinkConfig,
     expand_config,
     shrink_config,
 )
@@ -58,17 +60,18 @@ def lora_apply(
         return
     lora_a = [_rank_rows(pools.lora_a[projection], layer) for projection in projections]
     lora_b = [_rank_rows(pools.lora_b[projection], layer) for projection in projections]
+    itemsize = max(x.element_size(), lora_a[0].element_size())
+    shrink = shrink_config(architecture, itemsize=itemsize, in_features=x.shape[1])
+    expand = expand_config(architecture, itemsize=itemsize, out_features=max(each.shape[1] for each in lora_b))
+    partials = _shrink(x, lora_a, meta, space=space, slot_rank=slot_rank, config=shrink)
     scaling = pools.scaling[layer, projections[0] :]
-    partials = _shrink(x, lora_a, meta, space=space, slot_rank=slot_rank, architecture=architecture)
-    _expand(partials, y, lora_b, meta, scaling=scaling, space=space, slot_rank=slot_rank, architecture=architecture)
+    _expand(partials, y, lora_b, meta, scaling, space=space, slot_rank=slot_rank, shrink=shrink, config=expand)
 
 
 def _shrink(
-    x: Tensor, lora_a: Sequence[Tensor], meta: LoRAMeta, *, space: SlotTable, slot_rank: int, architecture: int
+    x: Tensor, lora_a: Sequence[Tensor], meta: LoRAMeta, *, space: SlotTable, slot_rank: int, config: ShrinkConfig
 ) -> Tensor:
     """Float32 `[slices, parts, rows, rank]`, not written where a row's selection has no such rank."""
-    itemsize = max(x.element_size(), lora_a[0].element_size())
-    config = shrink_config(architecture, itemsize=itemsize, in_features=x.shape[1])
     num_rank_tiles = triton.cdiv(space.slot_table.shape[1] * slot_rank, LORA_BLOCK_R)
     num_parts = 1 if meta.num_chunks * num_rank_tiles * len(lora_a) >= LORA_FULL_GRID else config.num_splits
     shape = (len(lora_a), num_parts, len(meta.token_order), num_rank_tiles * LORA_BLOCK_R)
@@ -104,16 +107,15 @@ def _expand(
     y: Tensor,
     lora_b: Sequence[Tensor],
     meta: LoRAMeta,
-    *,
     scaling: Tensor,
+    *,
     space: SlotTable,
     slot_rank: int,
-    architecture: int,
+    shrink: ShrinkConfig,
+    config: ExpandConfig,
 ) -> None:
     widths = [each.shape[1] for each in lora_b]
     assert sum(widths) == y.shape[1], "y must hold the outputs of all projections"
-    itemsize = max(y.element_size(), lora_b[0].element_size())
-    config = expand_config(architecture, itemsize=itemsize, out_features=max(widths))
     expand_kernel[(meta.num_chunks, triton.cdiv(max(widths), config.block_n), len(lora_b))](
         partials,
         _three(lora_b),
@@ -129,11 +131,12 @@ def _expand(
         _three(widths),
         _three([each.stride(0) for each in lora_b]),
         partials.shape[2],
+        partials.shape[1],
         partials.shape[3],
         y.stride(0),
         scaling.stride(0),
         SLOT_RANK=slot_rank,
-        NUM_PARTS=partials.shape[1],
+        MAX_PARTS=shrink.num_splits,
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_N=config.block_n,
         BLOCK_R=config.block_r,

@@ -69,7 +69,7 @@ def shrink_kernel(
     tl.store(partials + place, total, mask=has_row[:, None] & has_rank[None, :])
 
 
-@triton.jit(do_not_specialize=["table_width", "num_rows", "stride_scaling"])
+@triton.jit(do_not_specialize=["table_width", "num_rows", "num_parts", "stride_scaling"])
 def expand_kernel(
     partials: tl.tensor,
     lora_b: tl.tuple,
@@ -85,11 +85,12 @@ def expand_kernel(
     widths: tl.tuple,
     strides_b: tl.tuple,
     num_rows: int,
+    num_parts: int,
     max_rank: int,
     stride_y: int,
     stride_scaling: int,
     SLOT_RANK: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -101,7 +102,7 @@ def expand_kernel(
     with slot and row as in `shrink_kernel`, weight likewise from `slot_weight`, summed in float32, rounded once.
 
     Shape:
-        partials: float32 [slices, NUM_PARTS, num_rows, max_rank], contiguous.
+        partials: float32 [slices, num_parts, num_rows, max_rank], contiguous; at most MAX_PARTS.
         lora_b: each [num_slots * SLOT_RANK, widths[p]], rows `strides_b[p]` apart.
         y: [num_tokens, sum of widths], rows `stride_y` apart; changed in place.
         scaling: float32 [slices, num_slots], rows `stride_scaling` apart.
@@ -118,13 +119,14 @@ def expand_kernel(
     if num_slots == 0:  # adding zero would turn -0.0 into 0.0
         return
     row, has_row = _chunk_rows(chunk_start, chunk_len, BLOCK_M)
-    parts = partials + (piece.to(tl.int64) * NUM_PARTS * num_rows + row) * max_rank
+    parts = partials + (piece.to(tl.int64) * num_parts * num_rows + row) * max_rank
     delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for first in range(0, num_slots * SLOT_RANK, BLOCK_R):
         rank = first + tl.arange(0, BLOCK_R)
         slot = _slot_of_rank(slot_table, selection, rank, table_width, SLOT_RANK)
         has_rank = slot >= 0
-        shrunk = _sum_parts(parts, has_row, rank, has_rank, tl.cast(num_rows, tl.int64) * max_rank, NUM_PARTS)
+        stride = tl.cast(num_rows, tl.int64) * max_rank
+        shrunk = _sum_parts(parts, has_row, rank, has_rank, num_parts, stride, MAX_PARTS)
         factor = tl.load(slot_weight + selection * table_width + rank // SLOT_RANK, mask=has_rank, other=0.0)
         factor *= tl.load(scaling + piece * stride_scaling + slot, mask=has_rank, other=0.0)
         b_rows = (slot.to(tl.int64) * SLOT_RANK + rank % SLOT_RANK) * _pick(strides_b, piece)
@@ -199,14 +201,19 @@ def _sum_parts(
     has_row: tl.tensor,
     rank: tl.tensor,
     has_rank: tl.tensor,
+    num_parts: int,
     stride_part: tl.tensor,
-    NUM_PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [rows, ranks]: what the shrink left, added up in its order; zero where it wrote nothing."""
+    """float32 [rows, ranks]: what the shrink left, added up in its order; zero where it wrote nothing.
+
+    The loads of all parts are under way together, so the loop is unrolled; those of parts that are not there are
+    masked, since a variant for each number of parts would be compiled in the middle of serving.
+    """
     total = tl.zeros((has_row.shape[0], rank.shape[0]), dtype=tl.float32)
-    for part in tl.static_range(NUM_PARTS):
+    for part in tl.static_range(MAX_PARTS):
         place = (parts + part * stride_part)[:, None] + rank[None, :]
-        total += tl.load(place, mask=has_row[:, None] & has_rank[None, :], other=0.0)
+        total += tl.load(place, mask=(has_row & (part < num_parts))[:, None] & has_rank[None, :], other=0.0)
     return total
 
 

@@ -129,7 +129,6 @@ def cases(backend: TritonBackend, architecture: int) -> Iterator[str]:
 
 
 def lora_cases(backend: TritonBackend, architecture: int) -> Iterator[str]:
-    """A decode, whose expand reads the parts of each split, and a prefill, whose expand reads one."""
     for dtype, pool_dtype in ((BF16, BF16), (BF16, FP32), (FP32, FP32)):
         itemsize = max(dtype.itemsize, pool_dtype.itemsize)
         widths = EXPAND[architecture, itemsize]
@@ -137,9 +136,8 @@ def lora_cases(backend: TritonBackend, architecture: int) -> Iterator[str]:
         for in_features, shrink in rows if dtype != pool_dtype or itemsize == 2 else rows[-1:]:
             for out_features, expand in widths if in_features > 4096 else widths[:1]:
                 yield f"{dtype} {pool_dtype} {shrink} {expand}"
-                for num_tokens in (40, 8000) if in_features > 4096 else (40,):
-                    out = [out_features, 1024, 1024]
-                    call_lora(backend, dtype, pool_dtype, num_tokens, in_features=in_features, out=out)
+                out = [out_features, 1024, 1024]
+                call_lora(backend, dtype, pool_dtype, in_features=in_features, out=out)
 
 
 def quant_cases(backend: TritonBackend, architecture: int) -> Iterator[str]:
@@ -169,18 +167,12 @@ def attention_cases(backend: TritonBackend) -> Iterator[str]:
 
 
 def call_lora(
-    backend: TritonBackend,
-    dtype: torch.dtype,
-    pool_dtype: torch.dtype,
-    num_tokens: int,
-    *,
-    in_features: int,
-    out: Sequence[int],
+    backend: TritonBackend, dtype: torch.dtype, pool_dtype: torch.dtype, *, in_features: int, out: Sequence[int]
 ) -> None:
     projections = list(Projection)[: len(out)]
     slots = tuple(WeightedSlot(slot, 1.0) for slot in range(8))
     meta = build_lora_meta(
-        np.zeros(num_tokens, dtype=np.int32),
+        np.zeros(40, dtype=np.int32),
         [SelectionSlots(slots, slots)],
         device=META,
         chunk_size=backend.lora_chunk_size,
@@ -190,7 +182,7 @@ def call_lora(
         lora_b={p: empty(1, 8, 8, width, dtype=pool_dtype) for p, width in zip(projections, out, strict=True)},
         scaling=empty(1, len(Projection), 8, dtype=FP32),
     )
-    x, y = empty(num_tokens, in_features, dtype=dtype), empty(num_tokens, sum(out), dtype=dtype)
+    x, y = empty(40, in_features, dtype=dtype), empty(40, sum(out), dtype=dtype)
     backend.lora_apply(x, y, pools, layer=0, projections=projections, meta=meta)
 
 
