@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 CASES = Path(__file__).parent / "interpreted"
-AT_LEAST = {"attention_cases": 70, "elementwise_cases": 36, "lora_cases": 32, "quant_cases": 55}
+AT_LEAST = {"attention_cases": 85, "elementwise_cases": 36, "lora_cases": 32, "quant_cases": 55}
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton exists for Linux only"),

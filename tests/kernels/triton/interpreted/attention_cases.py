@@ -14,6 +14,7 @@ from loraplex.kernels.attention.metadata import AttentionMeta
 from loraplex.kernels.triton_backend import TritonBackend
 from tests.kernels.attention import helpers
 from tests.kernels.attention.helpers import PagedBatch, create_paged_batch
+from tests.kernels.attention.test_matrix import DISTRIBUTIONS, tokens
 from tests.kernels.attention.test_norm_rotary_store import *  # noqa: F403 - on this backend
 from tests.kernels.attention.test_norm_rotary_store import SLOTS, create_cache, create_transform
 from tests.kernels.oracle import assert_close
@@ -67,6 +68,21 @@ def test_equals_the_loops(
             dtype=dtype,
             block_size=block_size,
             sliding_window=sliding_window,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_seqs", "phase", "sliding_window", "dtype"),
+    pairwise(DISTRIBUTIONS, [1, 3, 7], ["decode", "prefill", "mixed"], [None, 9], [torch.float32, torch.bfloat16]),
+)
+def test_equals_the_loops_for_every_distribution_of_lengths(
+    kind: str, num_seqs: int, phase: str, sliding_window: int | None, dtype: torch.dtype
+) -> None:
+    lens = tokens(kind, num_seqs, phase)
+    assert_right(
+        create_paged_batch(
+            lens, num_heads=3, num_kv_heads=1, head_dim=18, block_size=7, dtype=dtype, sliding_window=sliding_window
         )
     )
 
