@@ -132,13 +132,19 @@ private:
 
     void project(const Linear& linear, const void* x, int64_t x_stride, void* y, int64_t y_stride,
                  const LoraSlice* slices, int64_t num_slices, const LoraTable& table) const {
-        multiply(team_, static_cast<const T*>(x), x_stride, linear, static_cast<T*>(y), y_stride, step_.num_tokens);
-        team_.finish_phase();
-        if (step_.lora.num_chunks == 0 || table.width == 0) return;
+        const auto base = [&] {
+            multiply(team_, static_cast<const T*>(x), x_stride, linear, static_cast<T*>(y), y_stride, step_.num_tokens);
+            team_.finish_phase();
+        };
+        if (step_.lora.num_chunks == 0 || table.width == 0) return base();
         const LoraJob<T> job{static_cast<const T*>(x), x_stride,   linear.in_features, static_cast<T*>(y), y_stride,
                              slices,                   num_slices, model_.slot_rank,   step_.shrunk};
-        apply_lora(team_, job, step_.lora, table, model_.pool_type);
-        team_.finish_phase();
+        with_lora(team_, job, step_.lora, table, model_.pool_type, [&](const auto& lora) {
+            lora.shrink();
+            base();
+            lora.expand();
+            team_.finish_phase();
+        });
     }
 
     static T* at(void* base, int64_t row, int64_t size) { return static_cast<T*>(base) + row * size; }

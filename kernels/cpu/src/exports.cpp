@@ -113,7 +113,11 @@ void loraplex_use_huge_pages(void* start, int64_t size) { use_huge_pages(start, 
     void lora_##SUFFIX(int num_threads, const LoraJob<T>* job, const LoraBatch* batch, const LoraTable* table,         \
                        int32_t pool_type) {                                                                            \
         run_parallel(num_threads, false, [&](Team& team) {                                                             \
-            apply_lora(team, *job, *batch, *table, static_cast<PoolType>(pool_type));                                  \
+            with_lora(team, *job, *batch, *table, static_cast<PoolType>(pool_type), [&](const auto& lora) {            \
+                lora.shrink();                                                                                         \
+                team.finish_phase();                                                                                   \
+                lora.expand();                                                                                         \
+            });                                                                                                        \
         });                                                                                                            \
     }                                                                                                                  \
     void decoder_##SUFFIX(int num_threads, const Model* model, const Step* step, const Layer* layers,                  \

@@ -31,8 +31,8 @@ public:
 
     int size() const { return size_.load(std::memory_order_relaxed); }
 
-    // The next item of this phase; each is given out once.
-    int64_t claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    // The next item of this phase; each is given out once. A phase may have two lists of items.
+    int64_t claim(int list = 0) { return next_[list].fetch_add(1, std::memory_order_relaxed); }
 
     // Ends the phase: everything written in it is visible afterwards, and items count from 0 again.
     //
@@ -42,7 +42,7 @@ public:
         const uint32_t phase = phase_.load();
         if (arrived_.fetch_add(1) + 1 == size_.load(std::memory_order_relaxed)) {
             arrived_.store(0);
-            next_.store(0);
+            for (auto& next : next_) next.store(0);
             phase_.store(phase + 1);
             if (sleepers_.load() > 0) wake();
             return;
@@ -68,7 +68,7 @@ private:
 #endif
 
     std::atomic<int> size_{1};
-    alignas(64) std::atomic<int64_t> next_{0};
+    alignas(64) std::atomic<int64_t> next_[2] = {};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> phase_{0};
     std::atomic<int> sleepers_{0};
