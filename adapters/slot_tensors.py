@@ -11,6 +11,7 @@ from torch import Tensor
 from loraplex.adapters.base_spec import BaseSpec
 from loraplex.adapters.slot_pool import Slots
 from loraplex.adapters.weights import AdapterWeights, ModuleWeights
+from loraplex.kernels.cpu import huge_pages
 from loraplex.kernels.lora.metadata import LoRAPools, Projection
 
 _SCALING_BYTES: Final = 4
@@ -33,7 +34,10 @@ class SlotTensors:
         cls, base: BaseSpec, *, num_slots: int, slot_rank: int, dtype: torch.dtype, device: str | torch.device
     ) -> SlotTensors:
         def pool(features: int) -> Tensor:
-            return torch.zeros(base.num_layers, num_slots, slot_rank, features, dtype=dtype, device=device)
+            shape = base.num_layers, num_slots, slot_rank, features
+            if torch.device(device).type == "cpu":
+                return huge_pages.zeros(*shape, dtype=dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
             LoRAPools(
