@@ -7,7 +7,7 @@ MLP memory. A *selection* is what one request runs through; its row of a `slot_t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,15 +87,15 @@ class SlotTable:
 
     slot_table: Tensor  # int32 [num_selections, max_slots_per_selection], -1 ends a row
     slot_weight: Tensor  # float32, same shape
-    groups: tuple[ChunkGroup, ...]  # the same, laid out for batched products; selections without slots are in none
+    groups: Iterable[ChunkGroup]  # the same, laid out for batched products; selections without slots are in none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAMeta:
     """Per-step LoRA layout, built once on the host and shared by all layers.
 
-    Tokens with a selection are sorted by it and cut into chunks of one selection; tokens without one (-1) are in
-    no chunk, so nothing of them is ever indexed.
+    Tokens with a selection are sorted by it and cut into chunks of one selection, those with the most slots first;
+    tokens without one (-1) are in no chunk, so nothing of them is ever indexed.
     """
 
     token_selection: Tensor  # int32 [num_tokens], -1 = base
