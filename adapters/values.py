@@ -1,4 +1,4 @@
-"""Are all values of an adapter finite, also in float16? Torch-free, bounded memory.
+"""Are all values of an adapter finite, also in float16, and do its slots hold them as they are? Torch-free.
 
 float16 is the narrowest of the serving dtypes, so what is finite there is finite in all of them. A value is bad when
 its magnitude, read as an unsigned integer, reaches that of the smallest number that float16 rounds to infinity
@@ -66,6 +66,37 @@ def refuse_bad_values(entry: TensorEntry, num_bad: int, refusals: Refusals) -> N
         tensor=entry.name,
         remedy="check that the training did not diverge; large values: rescale lora_A against lora_B",
     )
+
+
+@np.errstate(over="ignore")  # what float16 cannot hold is refused anyway
+def count_rounded_values(raw: bytes | memoryview, dtype: str, slot_dtype: str) -> int:
+    """How many finite values of `raw` (safetensors `dtype`) are another number in slots of `slot_dtype`.
+
+    Float64 counts as its float32: no slots are wider, and PEFT computes with no more either.
+    """
+    if slot_dtype == "float32" or (dtype, slot_dtype) in (("F16", "float16"), ("BF16", "bfloat16")):
+        return 0
+    values = _as_float32(raw, dtype)
+    if slot_dtype == "bfloat16":
+        return int(np.count_nonzero(values.view(np.uint32) & 0xFFFF))
+    return int(np.count_nonzero(values.astype(np.float16).astype(np.float32) != values))
+
+
+def refuse_rounded_values(entry: TensorEntry, num_rounded: int, slot_dtype: str, refusals: Refusals) -> None:
+    refusals.add(
+        "values_rounded",
+        f"tensor {shown(entry.name)} has {num_rounded} values in {entry.dtype} that adapter slots in {slot_dtype} "
+        "would round; serve it with --lora-dtype float32",
+        file=entry.file,
+        tensor=entry.name,
+        remedy=f"serve with --lora-dtype float32, or save the adapter in {slot_dtype}",
+    )
+
+
+def _as_float32(raw: bytes | memoryview, dtype: str) -> npt.NDArray[np.float32]:
+    if dtype == "BF16":
+        return (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, dtype={"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).astype(np.float32)
 
 
 def _check_tensor(file: BinaryIO, entry: TensorEntry, refusals: Refusals) -> None:

@@ -52,7 +52,7 @@ def assemble_engine_core(
     Raises:
         ConfigurationError: a setting cannot work; the message names it and what will.
     """
-    model, lora_dtype = parts.model, _lora_dtype(config, parts.model)
+    model, lora_dtype = parts.model, lora_dtype_of(config, parts.model)
     plan = memory_plan.plan_memory(config, _footprint(config, parts, lora_dtype), parts.memory)
     slots = SlotTensors.allocate(
         parts.base, num_slots=plan.num_slots, slot_rank=config.slot_rank, dtype=lora_dtype, device=config.device
@@ -115,7 +115,8 @@ def _has_graphs(config: EngineConfig, model: DecoderModel) -> bool:
     return model.device.type == "cuda" and model.backend.name == "triton" and not config.enforce_eager
 
 
-def _lora_dtype(config: EngineConfig, model: DecoderModel) -> torch.dtype:
+def lora_dtype_of(config: EngineConfig, model: DecoderModel) -> torch.dtype:
+    """What the slots hold A and B in."""
     return torch.float32 if config.lora_dtype == "auto" else resolve_dtype(config.lora_dtype, model.config)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from loraplex.adapters.folder_reader import FolderReader
 from loraplex.adapters.source import AdapterSource
-from loraplex.engine.assembly import EngineParts, assemble_engine_core
+from loraplex.engine.assembly import EngineParts, assemble_engine_core, lora_dtype_of
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core.engine_core import EngineCore
 from loraplex.engine.errors import ConfigurationError
@@ -32,7 +32,8 @@ def build_engine_core(config: EngineConfig, source: AdapterSource) -> tuple[Engi
     """
     torch.set_num_threads(config.num_threads or default_num_threads())
     parts = _load(config)
-    return assemble_engine_core(config, parts, FolderReader(parts.base, source))
+    reader = FolderReader(parts.base, source, slot_dtype=lora_dtype_of(config, parts.model))
+    return assemble_engine_core(config, parts, reader)
 
 
 def _load(config: EngineConfig) -> EngineParts:

@@ -147,6 +147,11 @@ class Settings(DataSettings):
     )
     adapter_host_memory_gib: float = Field(default=4.0, gt=0, description="Host memory for adapters that wait, in GiB.")
     slot_rank: int = Field(default=8, ge=1, description="Rank rows in a slot.")
+    lora_dtype: DType = Field(
+        default="auto",
+        description="Type of the adapters in their slots; auto = float32, which holds every adapter as it is. "
+        "bfloat16 takes half the memory and time, and refuses adapters that it would round.",
+    )
     max_lora_rank: int = Field(default=256, ge=1, description="Highest rank of an adapter that is accepted.")
     enforce_eager: bool = Field(default=False, description="Run without CUDA graphs.")
     num_threads: int | None = Field(
@@ -198,6 +203,7 @@ class Settings(DataSettings):
             adapter_slots=self.adapter_slots,
             adapter_memory_bytes=_gib(self.adapter_memory_gib),
             slot_rank=self.slot_rank,
+            lora_dtype=self.lora_dtype,
             max_lora_rank=self.max_lora_rank,
             adapter_host_memory_bytes=int(self.adapter_host_memory_gib * GIB),
             enforce_eager=self.enforce_eager,

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from loraplex.adapters import values
 from loraplex.adapters.folder_reader import load_weights
-from loraplex.adapters.values import check_values, count_bad_values
+from loraplex.adapters.values import check_values, count_bad_values, count_rounded_values
 from tests.adapters.helpers import BASE, lora_tensors, messages, refusal, write_adapter
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -20,7 +20,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def write_with(folder: Path, value: float, dtype: torch.dtype) -> Path:
-    tensors = {name: torch.from_numpy(array).to(dtype) for name, array in lora_tensors().items()}
+    """One value of q in the first layer, among values that bfloat16 holds."""
+    tensors = {name: torch.from_numpy(array).to(torch.bfloat16).to(dtype) for name, array in lora_tensors().items()}
     tensors[Q0][3, 5] = value
     write_adapter(folder)
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -67,6 +68,31 @@ def test_the_bit_test_agrees_with_the_casts_at_the_edge(value: float, dtype: str
     tensor = torch.tensor([value, -value], dtype=torch.float64).to(DTYPES[dtype])
     num_bad = int((~torch.isfinite(tensor.to(torch.float32).to(torch.float16))).sum())
     assert count_bad_values(tensor.view(torch.uint8).numpy().tobytes(), dtype) == num_bad
+
+
+@given(bits=st.integers(0, 2**64 - 1), dtype=st.sampled_from(sorted(DTYPES)))
+@settings(max_examples=500, deadline=None)
+@pytest.mark.parametrize("slot_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_counts_as_rounded_when_casting_it_changes_it(bits: int, dtype: str, slot_dtype: torch.dtype) -> None:
+    raw = bits.to_bytes(8, "little")[: DTYPES[dtype].itemsize]
+    if count_bad_values(raw, dtype):
+        return
+    value = torch.frombuffer(bytearray(raw), dtype=DTYPES[dtype]).to(torch.float32)
+    is_rounded = not torch.equal(value.to(slot_dtype).to(torch.float32), value)
+    assert count_rounded_values(raw, dtype, str(slot_dtype).removeprefix("torch.")) == is_rounded
+
+
+def test_slots_that_would_round_an_adapter_refuse_it_and_say_what_to_do(tmp_path: Path) -> None:
+    folder = write_with(tmp_path, 1 + 2**-9, torch.float32)
+    assert load_weights(folder, BASE).modules
+    [reason] = refusal(lambda: load_weights(folder, BASE, slot_dtype=torch.bfloat16))
+    assert reason.tensor == Q0
+    assert "1 values in F32 that adapter slots in bfloat16 would round" in reason.message
+    assert "--lora-dtype float32" in reason.message
+
+
+def test_narrow_slots_take_a_wide_file_whose_values_they_hold(tmp_path: Path) -> None:
+    assert load_weights(write_with(tmp_path, 1 + 2**-7, torch.float32), BASE, slot_dtype=torch.bfloat16).modules
 
 
 def test_values_are_read_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.platform.helpers import create_settings
 SCRIPTED_FLAGS = """
 model served-model-name host port data-dir database-url dtype max-model-len max-num-seqs max-num-batched-tokens
 block-size gpu-memory-utilization kv-cache-memory-gib adapter-slots adapter-memory-gib adapter-host-memory-gib
-slot-rank max-lora-rank enforce-eager skip-tokenizer-init tensor-parallel-size cors-origin metrics-public
+slot-rank lora-dtype max-lora-rank enforce-eager skip-tokenizer-init tensor-parallel-size cors-origin metrics-public
 shutdown-grace-s
 """
 
