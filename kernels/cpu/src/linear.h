@@ -13,6 +13,7 @@ namespace loraplex {
 
 constexpr int64_t ROW_BLOCK = 12 * TILE_ROWS;  // rows of one work item, at most
 constexpr int64_t DEPTH_BLOCK = 2048;          // that many values of a row block and of a panel stay in the L2 cache
+static_assert(DEPTH_BLOCK % 2 == 0, "a block begins where a step of a panel does");
 
 struct Linear {
     const void* panels;
