@@ -186,6 +186,7 @@ def _unpack_llama_cpp(peer: Peer) -> None:
     with tarfile.open(next(download.glob("*.tar.gz"))) as archive:
         archive.extractall(unpacked, filter="data")
     next(unpacked.iterdir()).rename(source)
+    unpacked.rmdir()
     _pip(peer, "install", "cmake", "ninja")
 
 
