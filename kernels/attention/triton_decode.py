@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
-from loraplex.kernels.attention.triton_softmax import attend, quotient
+from loraplex.kernels.attention.triton_softmax import attend, nothing_seen, quotient
 from loraplex.kernels.triton_configs import DECODE_MAX_PARTS, decode_config
 
 _BLOCK_PARTS = 16
@@ -106,19 +106,15 @@ def decode_kernel(
     PARTITION: tl.constexpr,
     MAX_PARTS: tl.constexpr,
 ) -> None:
-    """One sequence, the query heads of one key head, one part of the keys.
+    """One sequence s, the query heads of one key head, one part p of the keys, unless nothing of it is seen.
 
-    Semantics: part_output[s, h, p] = softmax over the seen keys j of part p of (scale * q[s, h] . key[j])
-    applied to value[j]; part_lse[s, h, p] = log2 of the sum over them of exp(scale * q[s, h] . key[j]). Parts of which
-    nothing is seen are not written.
+    Semantics: part_output[s, h, p] = softmax over the seen keys j of (scale * q[s, h] . key[j]) applied to value[j];
+    part_lse[s, h, p] = log2 of the sum over them of exp(scale * q[s, h] . key[j]).
 
     Shape:
-        q: [num_seqs, heads, HEAD_DIM]; heads = kv_heads * GROUP.
-        key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM].
-        block_table: int32 [num_seqs, max_blocks].
-        seq_lens: int32 [num_seqs], 0 = padding.
-        part_output: float32 [num_seqs, heads, parts, HEAD_DIM], contiguous.
-        part_lse: float32 [num_seqs, heads, parts], contiguous.
+        q: [num_seqs, kv_heads * GROUP, HEAD_DIM]. key, value: [num_blocks, BLOCK_SIZE, kv_heads, HEAD_DIM].
+        block_table: int32 [num_seqs, max_blocks]. seq_lens: int32 [num_seqs], 0 = padding.
+        part_output: float32 [num_seqs, heads, parts, HEAD_DIM]. part_lse: float32 [num_seqs, heads, parts].
     """
     sequence = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + sequence)
@@ -127,34 +123,26 @@ def decode_kernel(
     last = tl.minimum((tl.program_id(2) + 1) * size, length)
     if first >= last:
         return
-    kv_head = tl.program_id(1)
     member = tl.arange(0, BLOCK_G)
-    head = kv_head * GROUP + member
+    head = tl.program_id(1) * GROUP + member
     dim = tl.arange(0, BLOCK_D)
     is_used = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    q_rows = q + sequence * q_strides[0] + head * q_strides[1]
     numerator, denominator, largest = attend(
-        tl.load(q_rows[:, None] + dim[None, :], mask=is_used, other=0.0),
+        tl.load((q + sequence * q_strides[0] + head * q_strides[1])[:, None] + dim[None, :], mask=is_used, other=0.0),
         member,
-        tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32),
-        tl.zeros((BLOCK_G,), dtype=tl.float32),
-        tl.full((BLOCK_G,), float("-inf"), dtype=tl.float32),
+        nothing_seen(BLOCK_G, BLOCK_D),
         first,
         last,
-        key + kv_head * cache_strides[2],
-        value + kv_head * cache_strides[2],
+        (key + tl.program_id(1) * cache_strides[2], value + tl.program_id(1) * cache_strides[2]),
         block_table + sequence * stride_table,
         scale_log2e,
         cache_strides,
-        False,
-        0,
         HEAD_DIM,
         BLOCK_SIZE,
         BLOCK_N,
     )
     place = (sequence * (tl.num_programs(1) * GROUP) + head) * tl.num_programs(2) + tl.program_id(2)
-    result = quotient(numerator, denominator[:, None])
-    tl.store(part_output + place[:, None] * HEAD_DIM + dim[None, :], result, mask=is_used)
+    tl.store(part_output + place[:, None] * HEAD_DIM + dim[None, :], quotient(numerator, denominator[:, None]), is_used)
     tl.store(part_lse + place, largest + tl.log2(denominator), mask=member < GROUP)
 
 

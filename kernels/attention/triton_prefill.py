@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
-from loraplex.kernels.attention.triton_softmax import attend, quotient
+from loraplex.kernels.attention.triton_softmax import attend, nothing_seen, quotient
 from loraplex.kernels.triton_configs import prefill_config
 
 
@@ -83,38 +83,30 @@ def prefill_kernel(
 ) -> None:
     """One tile of query tokens of one sequence, with the query heads of one key head: BLOCK_M / BLOCK_G tokens.
 
-    Semantics: for the query i of sequence s, at position seq_lens[s] - query_len(s) + i,
-    output[start(s) + i, h] = softmax over the keys j it sees of (scale * q[start(s) + i, h] . key[j]) applied to
-    value[j].
+    Semantics: for the query i of sequence s, at position seq_lens[s] - query_len(s) + i, output[start(s) + i, h] =
+    softmax over the keys j it sees of (scale * q[start(s) + i, h] . key[j]) applied to value[j].
 
     Shape:
-        q, output: [num_tokens, heads, HEAD_DIM]; heads = kv_heads * GROUP.
-        query_start_loc: int32 [num_seqs + 1].
-        The others as in `decode_kernel`.
+        q, output: [num_tokens, heads, HEAD_DIM]. query_start_loc: int32 [num_seqs + 1]. Others as in `decode_kernel`.
     """
     sequence = first_sequence + tl.program_id(2).to(tl.int64)
     begin = tl.load(query_start_loc + sequence)
     query_len = tl.load(query_start_loc + sequence + 1) - begin
-    # The last tiles see most keys: they start first.
-    tile_start = (tl.num_programs(0) - 1 - tl.program_id(0)) * (BLOCK_M // BLOCK_G)
+    tile_start = (tl.num_programs(0) - 1 - tl.program_id(0)) * (BLOCK_M // BLOCK_G)  # who sees most keys starts first
     if tile_start >= query_len:
         return
-    kv_head = tl.program_id(1)
     length = tl.load(seq_lens + sequence)
-    lane = tl.arange(0, BLOCK_M)
-    query = tile_start + lane // BLOCK_G
-    token = (begin + query).to(tl.int64)
-    head = kv_head * GROUP + lane % BLOCK_G
+    query = tile_start + tl.arange(0, BLOCK_M) // BLOCK_G
+    member = tl.arange(0, BLOCK_M) % BLOCK_G
+    token, head = (begin + query).to(tl.int64), tl.program_id(1) * GROUP + member
     dim = tl.arange(0, BLOCK_D)[None, :]
-    is_used = ((query < query_len) & (lane % BLOCK_G < GROUP))[:, None] & (dim < HEAD_DIM)
-    q_rows = q + token * q_strides[0] + head * q_strides[1]
+    is_used = ((query < query_len) & (member < GROUP))[:, None] & (dim < HEAD_DIM)
     result = _attend_to_tile(
-        tl.load(q_rows[:, None] + dim, mask=is_used, other=0.0),
+        tl.load((q + token * q_strides[0] + head * q_strides[1])[:, None] + dim, mask=is_used, other=0.0),
         length - query_len + query,
         length - query_len + tile_start,
         length,
-        key + kv_head * cache_strides[2],
-        value + kv_head * cache_strides[2],
+        (key + tl.program_id(1) * cache_strides[2], value + tl.program_id(1) * cache_strides[2]),
         block_table + sequence * stride_table,
         scale_log2e,
         cache_strides,
@@ -124,8 +116,8 @@ def prefill_kernel(
         BLOCK_N,
         BLOCK_M // BLOCK_G,
     )
-    place = (output + token * output_strides[0] + head * output_strides[1])[:, None] + dim
-    tl.store(place, result.to(output.dtype.element_ty), mask=is_used)
+    rows = output + token * output_strides[0] + head * output_strides[1]
+    tl.store(rows[:, None] + dim, result.to(output.dtype.element_ty), mask=is_used)
 
 
 @triton.jit
@@ -134,8 +126,7 @@ def _attend_to_tile(
     position: tl.tensor,
     first_position: int,
     length: int,
-    key: tl.tensor,
-    value: tl.tensor,
+    kv: tl.tuple,
     table_row: tl.tensor,
     scale_log2e: float,
     cache_strides: tl.tuple,
@@ -146,32 +137,27 @@ def _attend_to_tile(
     NUM_TOKENS: tl.constexpr,
 ) -> tl.tensor:
     """float32, as `queries`: see `attend`. The tile's NUM_TOKENS positions begin with `first_position`."""
-    numerator = tl.zeros(queries.shape, dtype=tl.float32)
-    denominator = tl.zeros((queries.shape[0],), dtype=tl.float32)
-    largest = tl.full((queries.shape[0],), float("-inf"), dtype=tl.float32)
+    state = nothing_seen(queries.shape[0], queries.shape[1])
     last = tl.minimum(first_position + NUM_TOKENS, length)
     bounds = _bounds(first_position, last, WINDOW, BLOCK_N)
     for stretch in tl.static_range(0 if WINDOW > 0 else 1, 3):
-        numerator, denominator, largest = attend(
+        state = attend(
             queries,
             position,
-            numerator,
-            denominator,
-            largest,
+            state,
             bounds[stretch],
             bounds[stretch + 1],
-            key,
-            value,
+            kv,
             table_row,
             scale_log2e,
             cache_strides,
-            MASKED=stretch != 1,
-            WINDOW=WINDOW,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_N=BLOCK_N,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            BLOCK_N,
+            stretch != 1,
+            WINDOW,
         )
-    return quotient(numerator, denominator[:, None])
+    return quotient(state[0], state[1][:, None])
 
 
 @triton.jit

@@ -10,21 +10,18 @@ import triton.language as tl
 def attend(
     q: tl.tensor,
     position: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    largest: tl.tensor,
+    state: tl.tuple,
     first: int,
     last: int,
-    key: tl.tensor,
-    value: tl.tensor,
+    kv: tl.tuple,
     table_row: tl.tensor,
     scale_log2e: float,
     cache_strides: tl.tuple,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr = False,
+    WINDOW: tl.constexpr = 0,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to the keys `first` to `last` (excluded) of one sequence, on top of what was attended to before.
 
@@ -38,14 +35,15 @@ def attend(
     Shape:
         q: [rows, dims], dims a power of two, zero from HEAD_DIM on.
         position: int32 [rows], in the sequence; unused without MASKED.
-        numerator: float32 [rows, dims]. denominator, largest: float32 [rows].
-        key, value: [num_blocks, BLOCK_SIZE, HEAD_DIM] of one head, both with the given strides.
+        state: numerator, float32 [rows, dims]; denominator, largest, float32 [rows].
+        kv: keys and values, [num_blocks, BLOCK_SIZE, HEAD_DIM] of one head, both with the given strides.
         table_row: int32 [max_blocks], block ids of the sequence.
     """
+    numerator, denominator, largest = state
     for start in range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         is_token = token < last
-        k, v = _load_tile(key, value, table_row, token, is_token, cache_strides, q.shape[1], HEAD_DIM, BLOCK_SIZE)
+        k, v = _load_tile(kv, table_row, token, is_token, cache_strides, q.shape[1], HEAD_DIM, BLOCK_SIZE)
         seen = _is_seen(token, is_token, position, MASKED, WINDOW)
         scores = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale_log2e, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
@@ -62,6 +60,13 @@ def attend(
 
 
 @triton.jit
+def nothing_seen(ROWS: tl.constexpr, DIMS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """What to begin with: numerator, denominator and largest score."""
+    numerator = tl.zeros((ROWS, DIMS), dtype=tl.float32)
+    return numerator, tl.zeros((ROWS,), dtype=tl.float32), tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+
+
+@triton.jit
 def quotient(numerator: tl.tensor, denominator: tl.tensor) -> tl.tensor:
     """`numerator / denominator`, zero where nothing was seen; NaN stays NaN."""
     return numerator / tl.where(denominator == 0.0, 1.0, denominator)
@@ -69,8 +74,7 @@ def quotient(numerator: tl.tensor, denominator: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _load_tile(
-    key: tl.tensor,
-    value: tl.tensor,
+    kv: tl.tuple,
     table_row: tl.tensor,
     token: tl.tensor,
     is_token: tl.tensor,
@@ -84,8 +88,8 @@ def _load_tile(
     is_dim = dim < HEAD_DIM
     block = tl.load(table_row + token // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
     place = block * cache_strides[0] + token % BLOCK_SIZE * cache_strides[1]
-    k = tl.load(key + place[None, :] + dim[:, None], mask=is_token[None, :] & is_dim[:, None], other=0.0)
-    v = tl.load(value + place[:, None] + dim[None, :], mask=is_token[:, None] & is_dim[None, :], other=0.0)
+    k = tl.load(kv[0] + place[None, :] + dim[:, None], mask=is_token[None, :] & is_dim[:, None], other=0.0)
+    v = tl.load(kv[1] + place[:, None] + dim[None, :], mask=is_token[:, None] & is_dim[None, :], other=0.0)
     return k, v
 
 

@@ -106,38 +106,30 @@ def expand_kernel(
         lora_b: each [num_slots * SLOT_RANK, widths[p]], rows `strides_b[p]` apart.
         y: [num_tokens, sum of widths], rows `stride_y` apart; changed in place.
         scaling: float32 [slices, num_slots], rows `stride_scaling` apart.
-        slot_weight: float32 [num_selections, table_width].
-        The others as in `shrink_kernel`.
+        slot_weight: float32 [num_selections, table_width]. The others as in `shrink_kernel`.
     """
     selection = tl.load(chunk_selection + tl.program_id(0))
     piece = tl.program_id(2)
+    num_slots = _count_slots(slot_table, selection, table_width)
+    if (num_slots == 0) | (tl.program_id(1) * BLOCK_N >= _pick(widths, piece)):
+        return  # adding zero would turn -0.0 into 0.0
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = column < _pick(widths, piece)
-    if (selection < 0) | (tl.program_id(1) * BLOCK_N >= _pick(widths, piece)):
-        return
-    num_slots = _count_slots(slot_table, selection, table_width)
-    if num_slots == 0:  # adding zero would turn -0.0 into 0.0
-        return
     row, has_row = _chunk_rows(chunk_start, chunk_len, BLOCK_M)
     parts = partials + (piece.to(tl.int64) * num_parts * num_rows + row) * max_rank
     delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for first in range(0, num_slots * SLOT_RANK, BLOCK_R):
         rank = first + tl.arange(0, BLOCK_R)
         slot = _slot_of_rank(slot_table, selection, rank, table_width, SLOT_RANK)
-        has_rank = slot >= 0
-        stride = tl.cast(num_rows, tl.int64) * max_rank
-        shrunk = _sum_parts(parts, has_row, rank, has_rank, num_parts, stride, MAX_PARTS)
-        factor = tl.load(slot_weight + selection * table_width + rank // SLOT_RANK, mask=has_rank, other=0.0)
-        factor *= tl.load(scaling + piece * stride_scaling + slot, mask=has_rank, other=0.0)
-        b_rows = (slot.to(tl.int64) * SLOT_RANK + rank % SLOT_RANK) * _pick(strides_b, piece)
-        place = _pick(lora_b, piece) + b_rows[:, None] + column[None, :]
-        b_tile = tl.load(place, mask=has_rank[:, None] & is_column[None, :], other=0.0)
-        if y.dtype.element_ty == tl.float32:
-            b_tile = b_tile.to(tl.float32)
-        delta = _dot_unrounded(shrunk * factor[None, :], b_tile, delta)
-    offset = tl.where(piece == 0, 0, tl.where(piece == 1, widths[0], widths[0] + widths[1]))
-    token = tl.load(token_order + row, mask=has_row, other=0)
-    _add_rounded_once(y + token[:, None] * stride_y + (offset + column)[None, :], delta, has_row, is_column)
+        shrunk = _sum_parts(parts, has_row, rank, slot >= 0, num_parts, num_rows, max_rank, MAX_PARTS)
+        weight = tl.load(slot_weight + selection * table_width + rank // SLOT_RANK, mask=slot >= 0, other=0.0)
+        factor = weight * tl.load(scaling + piece * stride_scaling + slot, mask=slot >= 0, other=0.0)
+        b_rows = _pick(lora_b, piece) + (slot.to(tl.int64) * SLOT_RANK + rank % SLOT_RANK) * _pick(strides_b, piece)
+        b_tile = tl.load(b_rows[:, None] + column[None, :], mask=(slot >= 0)[:, None] & is_column[None, :], other=0.0)
+        delta = _dot_unrounded(shrunk * factor[None, :], b_tile, delta, y.dtype.element_ty)
+    column += tl.where(piece == 0, 0, tl.where(piece == 1, widths[0], widths[0] + widths[1]))
+    y_rows = y + tl.load(token_order + row, mask=has_row, other=0) * stride_y
+    _add_rounded_once(y_rows[:, None] + column[None, :], delta, has_row, is_column)
 
 
 @triton.jit
@@ -163,10 +155,12 @@ def _slot_of_rank(
 
 @triton.jit
 def _count_slots(slot_table: tl.tensor, selection: int, table_width: int) -> int:
+    """None for selection -1."""
     count = 0
     for first in range(0, table_width, 64):
         place = first + tl.arange(0, 64)
-        slot = tl.load(slot_table + selection * table_width + place, mask=place < table_width, other=-1)
+        mask = (place < table_width) & (selection >= 0)
+        slot = tl.load(slot_table + selection * table_width + place, mask=mask, other=-1)
         count += tl.sum((slot >= 0).to(tl.int32), 0)
     return count
 
@@ -202,7 +196,8 @@ def _sum_parts(
     rank: tl.tensor,
     has_rank: tl.tensor,
     num_parts: int,
-    stride_part: tl.tensor,
+    num_rows: int,
+    max_rank: int,
     MAX_PARTS: tl.constexpr,
 ) -> tl.tensor:
     """float32 [rows, ranks]: what the shrink left, added up in its order; zero where it wrote nothing.
@@ -212,16 +207,19 @@ def _sum_parts(
     """
     total = tl.zeros((has_row.shape[0], rank.shape[0]), dtype=tl.float32)
     for part in tl.static_range(MAX_PARTS):
-        place = (parts + part * stride_part)[:, None] + rank[None, :]
+        place = (parts + tl.cast(num_rows, tl.int64) * max_rank * part)[:, None] + rank[None, :]
         total += tl.load(place, mask=(has_row & (part < num_parts))[:, None] & has_rank[None, :], other=0.0)
     return total
 
 
 @triton.jit
-def _dot_unrounded(a: tl.tensor, b: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """`total + a @ b` with float32 `a`: on 16-bit `b` it is taken in two parts, which keep 16 bits of it or more."""
-    if b.dtype == tl.float32:
-        return tl.dot(a, b, total, input_precision="tf32x3")
+def _dot_unrounded(a: tl.tensor, b: tl.tensor, total: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """`total + a @ b` with float32 `a`, for a result of `dtype`.
+
+    On 16-bit `b` it is taken in two parts, which keep 16 bits of it or more; a float32 result needs all of them.
+    """
+    if b.dtype == tl.float32 or dtype == tl.float32:
+        return tl.dot(a, b.to(tl.float32), total, input_precision="tf32x3")
     high = a.to(b.dtype)
     low = (a - high.to(tl.float32)).to(b.dtype)
     return tl.dot(low, b, tl.dot(high, b, total))
