@@ -23,6 +23,7 @@ class CudaGraphRecorder:
                 compute()
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # thread_local: loader threads may allocate and copy meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         return graph.replay

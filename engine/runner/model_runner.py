@@ -83,6 +83,9 @@ class ModelRunner:
         self.num_replayed_steps += 1
         batch = self._lay_out(results.scheduled, torch.device("cpu"))
         logits, largest, is_finite = graphs.run(batch)
+        if not len(batch.sampled):  # pieces of prompts, one token each
+            results.is_finite &= is_finite.numpy(force=True)
+            return
         if len(batch.sampled) < len(logits):
             rows = to_device(batch.sampled, logits.device)
             logits, largest = logits[rows], largest[rows]

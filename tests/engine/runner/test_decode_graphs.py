@@ -162,6 +162,17 @@ def test_prefills_and_prompt_logprobs_take_the_other_path_and_are_counted(
     assert (replaying.runner.num_eager_steps, replaying.runner.num_replayed_steps) == (2, 2)
 
 
+def test_prompts_in_pieces_of_one_token_are_replayed_too(model: DecoderModel, pools: LoRAPools) -> None:
+    replaying, eager = worlds(model, pools)
+    asked = [(4, 3, 1, {"temperature": 0.0}), (2, 3, 0, {"temperature": 0.0})]  # at first nobody is sampled
+    answers = [
+        list(world.run(list(requests), chunk_size=1, slots={r: s for r, s in requests.items() if s}).values())
+        for world, requests in ((replaying, requests_of(asked)), (eager, requests_of(asked)))
+    ]
+    assert answers[0] == answers[1]
+    assert replaying.runner.num_eager_steps == 0
+
+
 def test_shapes_are_recorded_once_and_buffers_are_never_reallocated(model: DecoderModel, pools: LoRAPools) -> None:
     recorder = CountingRecorder()
     kept: list[DecodeGraphs] = []
