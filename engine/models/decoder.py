@@ -76,8 +76,8 @@ class DecoderModel:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """`hidden [L, hidden_size]`, any rows of `forward`'s -> float32 `[L, vocab_size]`."""
-        return self.backend.linear(hidden, self.lm_head).float()
+        """`hidden [L, hidden_size]`, any rows of `forward`'s -> `[L, vocab_size]`, in the model's dtype."""
+        return self.backend.linear(hidden, self.lm_head)
 
     def allocate_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """One cache per layer, not initialised: nothing unwritten is ever used."""

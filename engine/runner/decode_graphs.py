@@ -49,7 +49,7 @@ class EagerRecorder:
 class DecodeOutput(NamedTuple):
     """Views of static buffers, overwritten by the next replay."""
 
-    logits: Tensor  # float32 [num_seqs, vocab_size]
+    logits: Tensor  # [num_seqs, vocab_size], in the model's dtype
     largest: Tensor  # int64 [num_seqs]: the likeliest tokens
     is_finite: Tensor  # bool [num_seqs]: hidden states and logits
 
@@ -83,7 +83,7 @@ class DecodeGraphs:
         self._bounds = _ladder(_SHORTEST_BOUND, max_model_len, factor=4)
         self._widths = () if pools is None else _ladder(_NARROWEST_TABLE, pools.scaling.shape[2], factor=2)
         self._memory = StaticMemory.allocate(inputs_bytes(self.largest, block_size), model.device)
-        self._logits = torch.zeros(max_num_seqs, model.config.vocab_size, device=model.device)
+        self._logits = torch.zeros(max_num_seqs, model.config.vocab_size, dtype=model.dtype, device=model.device)
         self._largest = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         self._is_finite = torch.zeros(max_num_seqs, dtype=torch.bool, device=model.device)
         self._recorded: dict[GraphShape, _Recorded] = {}

@@ -128,14 +128,14 @@ class ModelRunner:
     def _sample(
         self, logits: Tensor, largest: Tensor, is_finite: Tensor, sampled: NDArray[np.int64], results: _StepResults
     ) -> None:
-        """Choose tokens of the `sampled` sequences from their `logits`, which are overwritten, and fetch the outcome.
+        """Choose tokens of the `sampled` sequences from their `logits`, which may be edited, and fetch the outcome.
 
         `largest` are the likeliest tokens of the sampled sequences; `is_finite` tells of all sequences of the step.
         """
         requests = [results.request(sequence) for sequence in sampled.tolist()]
         described = np.flatnonzero([request.sampling_params.logprobs is not None for request in requests])
         # A copy, since sampling edits the logits.
-        unmodified = logits[to_device(described, logits.device)] if len(described) else logits[:0]
+        unmodified = logits[to_device(described, logits.device)].float() if len(described) else logits[:0]
         pending = self._sampler.start(logits, requests, largest)
         fetched = _Fetched.of(is_finite, pending)
         results.is_finite &= fetched.is_finite
@@ -157,7 +157,7 @@ class ModelRunner:
         for start in range(0, len(prompt.rows), MAX_PROMPT_LOGITS_ROWS):
             piece = slice(start, start + MAX_PROMPT_LOGITS_ROWS)
             sequences = prompt.sequences[piece]
-            logits = self._logits(hidden, prompt.rows[piece])
+            logits = self._logits(hidden, prompt.rows[piece]).float()
             _, is_finite = self._model.backend.row_maximum(logits)
             results.is_finite[sequences[~is_finite.numpy(force=True)]] = False
             kept = np.flatnonzero(results.is_finite[sequences])

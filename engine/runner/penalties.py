@@ -31,16 +31,25 @@ class Penalties:
         (Keskar et al., 2019). Then a token of the output loses `frequency_penalty` times its count, and
         `presence_penalty` once.
         """
-        rows = [row for row, request in enumerate(requests) if _has_penalties(request.sampling_params)]
+        rows = [row for row, request in enumerate(requests) if has_penalties(request.sampling_params)]
         self._counts = {requests[row]: self._counts_of(requests[row]) for row in rows}
         if rows:
             _penalise(logits, rows, [requests[row].sampling_params for row in rows], list(self._counts.values()))
         return bool(rows)
 
+    def forget(self) -> None:
+        """As after a call without penalties."""
+        self._counts = {}
+
     def _counts_of(self, request: Request) -> TokenCounts:
         counts = self._counts.get(request) or TokenCounts(request.prompt_token_ids)
         counts.extend(request.token_ids[counts.num_tokens :])
         return counts
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether any penalty would change a logit."""
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 class TokenCounts:
@@ -61,10 +70,6 @@ class TokenCounts:
                 self.output_counts.append(0)
             self.output_counts[place] += 1
         self.num_tokens += len(output_token_ids)
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def _penalise(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.request import Request
 from loraplex.engine.runner.logit_edits import apply_logit_bias, forbid_early_end
-from loraplex.engine.runner.penalties import Penalties
+from loraplex.engine.runner.penalties import Penalties, has_penalties
 from loraplex.engine.runner.row_pieces import row_pieces
 from loraplex.engine.runner.to_device import to_device
 from loraplex.engine.runner.token_draw import Draw, DrawParams, draw_ranked, draw_tokens
@@ -51,15 +51,25 @@ class Sampler:
         self._penalties = Penalties()
 
     def sample(self, logits: Tensor, requests: Sequence[Request], largest: Tensor | None = None) -> list[int]:
-        """Return the next token id of each request from finite float32 `logits [R, V]`, which are overwritten.
+        """Return the next token id of each request from finite `logits [R, V]`, which may be overwritten.
 
-        `largest`, int64 `[R]`, is the first place of each row's largest value, where that is known.
+        Edits and draws compute in float32. `largest`, int64 `[R]`, is the first place of each row's largest value,
+        where that is known.
         """
         pending = self.start(logits, requests, largest)
         return pending.finish(pending.token_ids.numpy(force=True), pending.is_decided.numpy(force=True))
 
     def start(self, logits: Tensor, requests: Sequence[Request], largest: Tensor | None = None) -> PendingTokens:
         """The same without waiting for the device; what it says of a row that is not finite has no meaning."""
+        if largest is not None and all(map(_takes_the_likeliest, requests)):
+            self._penalties.forget()
+            return PendingTokens(
+                logits=logits,
+                requests=requests,
+                token_ids=largest,
+                is_decided=torch.ones_like(largest, dtype=torch.bool),
+            )
+        logits = logits.float()
         edits = (
             apply_logit_bias(logits, requests),
             self._penalties.apply(logits, requests),
@@ -67,6 +77,16 @@ class Sampler:
         )
         token_ids, is_decided = _choose(logits, requests, None if any(edits) else largest)
         return PendingTokens(logits=logits, requests=requests, token_ids=token_ids, is_decided=is_decided)
+
+
+def _takes_the_likeliest(request: Request) -> bool:
+    params = request.sampling_params
+    return (
+        params.is_greedy
+        and not params.logit_bias
+        and not has_penalties(params)
+        and request.num_output_tokens >= params.min_tokens
+    )
 
 
 def _choose(logits: Tensor, requests: Sequence[Request], largest: Tensor | None) -> Draw:

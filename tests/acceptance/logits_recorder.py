@@ -42,7 +42,7 @@ class LogitsRecorder:
 
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         results: RunnerOutput = self._runner.execute(output)
-        logits = self._model.compute_logits(self._hidden)
+        logits = self._model.compute_logits(self._hidden).float()
         for entry, rows in zip(
             output.scheduled, torch.split(logits, [e.num_tokens for e in output.scheduled]), strict=True
         ):

@@ -125,7 +125,7 @@ class PagedRunner:
         ids = torch.cat([s.input_ids[s.num_computed : s.num_computed + count] for s, count in batch])
         positions = torch.cat([torch.arange(s.num_computed, s.num_computed + count) for s, count in batch])
         hidden = self.model.forward(ids, positions, self.kv_caches, self._meta(batch))
-        parts = torch.split(self.model.compute_logits(hidden), [count for _, count in batch])
+        parts = torch.split(self.model.compute_logits(hidden).float(), [count for _, count in batch])
         for sequence, count in batch:
             sequence.num_computed += count
         by_sequence = {id(sequence): part for (sequence, _), part in zip(batch, parts, strict=True)}

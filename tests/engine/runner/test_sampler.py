@@ -304,3 +304,19 @@ def test_what_is_known_of_the_largest_logits_holds_only_for_unedited_ones() -> N
     plain, biased = (create_request(temperature=0.0, logit_bias=bias) for bias in ({}, {1: -5.0}))
     assert Sampler().sample(logits.clone(), [plain, plain], largest) == [1, 0]
     assert Sampler().sample(logits.clone(), [biased, plain], largest) == [2, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_in_half_precision_are_computed_with_in_float32(temperature: float) -> None:
+    logits = random_logits(3).to(torch.bfloat16)
+    requests = [
+        create_request(temperature=temperature, seed=1),
+        create_request(temperature=temperature, seed=2, logit_bias={7: 1.0009765625}, presence_penalty=0.3),
+        create_request(temperature=0.0),
+    ]
+    assert sample(logits, requests) == sample(logits.float(), requests)
+
+
+def test_rows_that_only_want_the_likeliest_token_take_what_is_known() -> None:
+    requests = [create_request(temperature=0.0), create_request(temperature=0.0)]
+    assert Sampler().sample(random_logits(2), requests, torch.tensor([5, 6])) == [5, 6]
