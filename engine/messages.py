@@ -5,7 +5,7 @@ Client -> engine: one `EngineCall`. Engine -> client: one `EngineEvent`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loraplex.adapters.ref import BASE, AdapterRef, LoraSelection
 from loraplex.engine.outputs import ErrorInfo, RequestOutput
@@ -129,6 +129,8 @@ class EngineStats:
     num_attention_slots_used: int = 0
     num_mlp_slots_used: int = 0
     total_steps: int = 0
+    total_replayed_steps: int = 0  # from a recorded graph
+    total_fallbacks: dict[str, int] = field(default_factory=dict)  # kernel calls that took the reference's way
     total_preemptions: int = 0
     total_prompt_tokens: int = 0
     total_cached_tokens: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
@@ -49,6 +50,14 @@ class RequestResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # predictions of the prompt tokens after the computed ones
     is_finite: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerTotals:
+    """Which ways the runner's steps took since it started."""
+
+    replayed_steps: int = 0  # from a recorded graph, of all steps
+    fallbacks: Mapping[str, int] = field(default_factory=dict)  # calls that took the reference's way, by function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

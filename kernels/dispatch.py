@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -58,6 +58,11 @@ class Backend(Protocol):
 
     name: str
     lora_chunk_size: int  # tokens of one selection that `lora_apply` takes together; for `build_lora_meta`
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """Calls so far that took the reference's way instead of this backend's own, by function."""
+        ...
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         """Take `weight [out, in]` once, before serving; may repack it and drop the original."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +85,10 @@ class ReferenceBackend:
         self.packs_bfloat16 = device.type == "cpu" and _can_pack()
         if device.type == "cpu" and not self.packs_bfloat16:
             logger.warning("this torch cannot prepack bfloat16 weights: linear layers take up to twice the time")
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        return {}
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         if self.packs_bfloat16 and weight.dtype == torch.bfloat16:

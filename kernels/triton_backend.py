@@ -6,7 +6,7 @@ compute capability 8.0, 8.6 and 9.0 (spills, shared memory). Neither shows races
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class TritonBackend:
         """`architecture`: a key of the configuration table, see `triton_configs.nearest_architecture`."""
         assert architecture in ARCHITECTURES, f"no configurations for architecture {architecture}"
         self._architecture = architecture
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        return {}
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> PreparedLinear:
         return PlainLinear(weight=weight, bias=bias)

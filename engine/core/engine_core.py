@@ -27,7 +27,7 @@ from loraplex.engine.messages import (
     UnpinAdapter,
 )
 from loraplex.engine.outputs import ErrorInfo, FinishReason, RequestOutput
-from loraplex.engine.scheduler_output import RunnerOutput, SchedulerOutput
+from loraplex.engine.scheduler_output import RunnerOutput, RunnerTotals, SchedulerOutput
 
 
 class Runner(Protocol):
@@ -36,6 +36,8 @@ class Runner(Protocol):
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         """Results in the order of `output.scheduled`. An exception ends the engine."""
         ...
+
+    def totals(self) -> RunnerTotals: ...
 
 
 class EngineCore:
@@ -116,7 +118,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         scheduler, kv_cache, totals = self.scheduler, self.scheduler.kv_cache, self.scheduler.totals
-        adapters = self._adapters.stats
+        adapters, runner = self._adapters.stats, self._runner.totals()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -128,6 +130,8 @@ class EngineCore:
             num_attention_slots_used=adapters.num_attention_slots_used,
             num_mlp_slots_used=adapters.num_mlp_slots_used,
             total_steps=self._num_steps,
+            total_replayed_steps=runner.replayed_steps,
+            total_fallbacks=dict(runner.fallbacks),
             total_preemptions=totals.preemptions,
             total_prompt_tokens=totals.prompt_tokens,
             total_cached_tokens=totals.cached_tokens,

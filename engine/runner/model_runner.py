@@ -20,7 +20,13 @@ from loraplex.engine.runner.input_batch import InputBatch, build_input_batch
 from loraplex.engine.runner.logprobs import compute_logprobs
 from loraplex.engine.runner.sampler import PendingTokens, Sampler
 from loraplex.engine.runner.to_device import to_device
-from loraplex.engine.scheduler_output import RequestResult, RunnerOutput, ScheduledRequest, SchedulerOutput
+from loraplex.engine.scheduler_output import (
+    RequestResult,
+    RunnerOutput,
+    RunnerTotals,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from loraplex.kernels.attention.metadata import KVCache
 from loraplex.kernels.lora.metadata import LoRAPools
 
@@ -71,6 +77,9 @@ class ModelRunner:
         else:
             self._run_eagerly(results)
         return results.finish()
+
+    def totals(self) -> RunnerTotals:
+        return RunnerTotals(replayed_steps=self.num_replayed_steps, fallbacks=self._model.backend.fallbacks)
 
     def _zero_blocks(self, block_ids: Sequence[int]) -> None:
         if block_ids:

@@ -136,6 +136,15 @@ def _memory_gauges(stats: EngineStats) -> Iterator[Metric]:
 def _totals(stats: EngineStats) -> Iterator[Metric]:
     """Totals since the engine process started; a restart of it looks like any counter reset."""
     yield CounterMetricFamily("loraplex_engine_steps", "Steps of the engine.", stats.total_steps)
+    yield CounterMetricFamily(
+        "loraplex_engine_steps_replayed", "Steps of the engine from a recorded graph.", stats.total_replayed_steps
+    )
+    fallbacks = CounterMetricFamily(
+        "loraplex_kernel_fallbacks", "Kernel calls that took the slower reference's way.", labels=("function",)
+    )
+    for function, count in stats.total_fallbacks.items():
+        fallbacks.add_metric((function,), count)
+    yield fallbacks
     yield CounterMetricFamily("loraplex_preemptions", "Requests that gave up their blocks.", stats.total_preemptions)
     yield CounterMetricFamily("loraplex_adapter_loads", "Adapters loaded into slots.", stats.total_adapter_loads)
     yield CounterMetricFamily(

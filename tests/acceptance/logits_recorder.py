@@ -12,7 +12,7 @@ from torch import Tensor
 from loraplex.engine.frontend.llm import LLM
 from loraplex.engine.models.decoder import DecoderModel
 from loraplex.engine.models.forward_meta import ForwardMeta
-from loraplex.engine.scheduler_output import RunnerOutput, SchedulerOutput
+from loraplex.engine.scheduler_output import RunnerOutput, RunnerTotals, SchedulerOutput
 from loraplex.kernels.attention.metadata import KVCache
 
 
@@ -48,6 +48,10 @@ class LogitsRecorder:
         ):
             self._rows[entry.request.request_id].append(rows)
         return results
+
+    def totals(self) -> RunnerTotals:
+        totals: RunnerTotals = self._runner.totals()
+        return totals
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_model"], name)  # whatever else the runner asks its model for

@@ -45,6 +45,7 @@ def test_metrics_need_their_scope_and_count_what_happened(server: Server, tenant
         "loraplex_inter_token_latency_seconds_count",
         "loraplex_adapter_evictions_total",
         "loraplex_requests_cancelled_total",
+        "loraplex_engine_steps_replayed_total",
     ):
         assert metric(server, name) >= 0
     assert metric(server, "loraplex_adapter_slots") == 32

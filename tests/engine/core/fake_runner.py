@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler_output import RequestResult, RunnerOutput, ScheduledRequest, SchedulerOutput
+from loraplex.engine.scheduler_output import (
+    RequestResult,
+    RunnerOutput,
+    RunnerTotals,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from tests.engine.core.fake_adapters import FakeAdapters
 
 VOCAB_SIZE = 97
@@ -55,6 +61,9 @@ class FakeRunner:
                 self.kv.pop((block_id, offset), None)
         self._check_writes(output)
         return RunnerOutput(results=tuple(self._compute(entry) for entry in output.scheduled))
+
+    def totals(self) -> RunnerTotals:
+        return RunnerTotals()
 
     def _check_writes(self, output: SchedulerOutput) -> None:
         """A block that one entry writes is in no other entry's table."""

@@ -10,10 +10,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.models.decoder import DecoderModel
+from loraplex.engine.models.loader import load_model
+from loraplex.engine.models.model_folder import read_model_config
 from loraplex.engine.outputs import TokenLogprobs
 from loraplex.engine.request import Request
 from loraplex.engine.runner.model_runner import MAX_PROMPT_LOGITS_ROWS
 from loraplex.engine.scheduler_output import SchedulerOutput
+from loraplex.kernels.dispatch import create_backend
 from loraplex.kernels.lora.metadata import SelectionSlots, WeightedSlot
 from tests.engine.runner.driver import BLOCK_SIZE, Answer, World, create_pools, load
 from tests.engine.runner.helpers import create_request
@@ -210,6 +213,21 @@ def test_a_non_finite_logit_fails_its_own_request_only(
     assert (results[1].token_id, results[1].logprobs) == (None, None)
     for row in (0, 2, 3):
         assert (results[row].token_id, results[row].logprobs) == (clean[row].token_id, clean[row].logprobs)
+
+
+def test_what_took_the_way_of_the_reference_is_counted(checkpoint: Path) -> None:
+    half = load_model(
+        checkpoint,
+        read_model_config(checkpoint),
+        backend=create_backend("cpu", torch.device("cpu")),
+        dtype=torch.float16,
+        device=torch.device("cpu"),
+    )
+    world = World.over(half)
+    world.run(create_requests(max_tokens=2))
+    totals = world.runner.totals()
+    assert totals.replayed_steps == 0
+    assert totals.fallbacks["paged_attention"] > 0
 
 
 def test_a_step_in_which_nothing_is_finite(model: DecoderModel) -> None:
