@@ -15,12 +15,14 @@ from loraplex.engine.layers.rotary import RotaryEmbedding
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.weight_names import projection_shape
 from loraplex.kernels.attention.layout import build_attention_meta
-from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KVCache
 from loraplex.kernels.dispatch import Backend
 from loraplex.kernels.lora.layout import build_lora_meta
 from loraplex.kernels.lora.metadata import LoRAPools, Projection, SelectionSlots, WeightedSlot
+from loraplex.kernels.quant.metadata import NIBBLES, W4Weight
 
 BLOCK_SIZE = 16
+W4_GROUP_SIZE = 128
 FUSIONS = {
     "qkv": (Projection.Q, Projection.K, Projection.V),
     "o": (Projection.O,),
@@ -59,6 +61,7 @@ class Cases:
 
     def all(self) -> Iterator[KernelCase]:
         yield from (self._rms_norm(), self._add_rms_norm(), self._silu_and_mul(), self._rotary(), self._store_kv())
+        yield self._norm_rotary_store()
         decodes = [self._context - 1] * self._num_tokens
         yield self._attention("decode attention", [1] * self._num_tokens, decodes)
         yield self._attention("prefill attention", [self._context], [0])
@@ -70,6 +73,9 @@ class Cases:
             for popularity in POPULARITIES:
                 yield self._lora(f"lora {fusion}, {popularity}", projections, popularity, self._num_tokens)
             yield self._lora(f"lora {fusion}, a prefill", projections, "identical", self._context)
+        for num_tokens in (1, self._num_tokens, self._context):
+            yield self._w4(num_tokens, is_permuted=False)
+        yield self._w4(self._num_tokens, is_permuted=True)
 
     def _rms_norm(self) -> KernelCase:
         x, weight = self._random(self._num_tokens, self._config.hidden_size), self._random(self._config.hidden_size)
@@ -131,6 +137,53 @@ class Cases:
             return compute
 
         return KernelCase(name="store_kv", prepare=prepare, num_bytes=2 * (_bytes(k) + _bytes(v)))
+
+    def _norm_rotary_store(self) -> KernelCase:
+        config, num_tokens = self._config, self._num_tokens
+        qkv = self._random(num_tokens, config.q_size + 2 * config.kv_size)
+        norms = self._random(config.head_dim), self._random(config.head_dim)
+        positions = torch.arange(num_tokens, device=self._device)
+        angles = RotaryEmbedding(config.rope, config.head_dim, self._device).cos_sin(positions, self._dtype)
+        shape = (num_tokens, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        places = torch.randperm(num_tokens * BLOCK_SIZE, generator=self._generator, device=self._device)[:num_tokens]
+
+        def prepare(backend: Backend, dtype: torch.dtype) -> Compute:
+            q_norm, k_norm, cos, sin = (tensor.to(dtype) for tensor in (*norms, *angles))
+            transform = HeadTransform(q_norm=q_norm, k_norm=k_norm, eps=config.rms_norm_eps, cos=cos, sin=sin)
+            cache = KVCache(
+                key=torch.zeros(shape, dtype=dtype, device=self._device),
+                value=torch.zeros(shape, dtype=dtype, device=self._device),
+            )
+            wide = qkv.to(dtype)
+            return lambda: [backend.norm_rotary_store(wide.clone(), transform, cache, places), cache.key, cache.value]
+
+        return KernelCase(name="norm_rotary_store", prepare=prepare, num_bytes=2 * qkv.nbytes)
+
+    def _w4(self, num_tokens: int, *, is_permuted: bool) -> KernelCase:
+        size, out_features = self._config.hidden_size, self._config.intermediate_size
+        words = (size // NIBBLES, out_features)
+        limits = torch.iinfo(torch.int32)
+        order = torch.randperm(size, generator=self._generator, device=self._device).int()
+        scales = (0.02 + 0.01 * self._random(-(-size // W4_GROUP_SIZE), out_features).abs()).half()
+        weight = W4Weight(
+            qweight=torch.randint(limits.min, limits.max, words, generator=self._generator, device=self._device).int(),
+            scales=scales,
+            scaled_zeros=8 * scales.float(),
+            group_size=W4_GROUP_SIZE,
+            perm=order if is_permuted else None,
+        )
+        x = self._random(num_tokens, size)
+
+        def prepare(backend: Backend, dtype: torch.dtype) -> Compute:
+            linear, wide = backend.prepare_w4(weight, None, dtype), x.to(dtype)
+            return lambda: [backend.linear(wide, linear)]
+
+        return KernelCase(
+            name=f"4-bit linear, {num_tokens} rows{', act-order' if is_permuted else ''}",
+            prepare=prepare,
+            num_bytes=weight.nbytes + x.nbytes + num_tokens * out_features * x.itemsize,
+            num_flops=2 * num_tokens * size * out_features,
+        )
 
     def _attention(
         self, name: str, query_lens: list[int], context_lens: list[int], *, is_timed: bool = True

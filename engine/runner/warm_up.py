@@ -13,7 +13,7 @@ from loraplex.kernels.lora.metadata import SelectionSlots, WeightedSlot
 
 # Of slot 0, whose weights are zeros before anything was loaded.
 _ADAPTER = SelectionSlots(attention=(WeightedSlot(0, 1.0),), mlp=(WeightedSlot(0, 1.0),))
-_PROMPT_LENGTH = 16
+_PROMPT_LENGTH = 80
 
 
 def warm_up(runner: ModelRunner, *, block_size: int, max_num_batched_tokens: int) -> None:

@@ -74,9 +74,6 @@ class W4Linear:
     def nbytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def shares(self, weight: Tensor) -> bool:
-        return False
-
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
