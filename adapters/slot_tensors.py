@@ -35,9 +35,7 @@ class SlotTensors:
     ) -> SlotTensors:
         def pool(features: int) -> Tensor:
             shape = base.num_layers, num_slots, slot_rank, features
-            if torch.device(device).type == "cpu":
-                return huge_pages.zeros(*shape, dtype=dtype)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return huge_pages.empty(*shape, dtype=dtype, device=torch.device(device)).zero_()
 
         return cls(
             LoRAPools(

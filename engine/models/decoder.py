@@ -13,6 +13,7 @@ from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder_layer import DecoderLayer
 from loraplex.engine.models.forward_meta import ForwardMeta, LayerMeta
 from loraplex.kernels.attention.metadata import KVCache
+from loraplex.kernels.cpu import huge_pages
 from loraplex.kernels.dispatch import Backend, LayerStack, PreparedLinear, RowSource
 
 
@@ -84,8 +85,8 @@ class DecoderModel:
         shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_dim)
         return [
             KVCache(
-                key=torch.empty(shape, dtype=self.dtype, device=self.device),
-                value=torch.empty(shape, dtype=self.dtype, device=self.device),
+                key=huge_pages.empty(*shape, dtype=self.dtype, device=self.device),
+                value=huge_pages.empty(*shape, dtype=self.dtype, device=self.device),
             )
             for _ in self.layers
         ]

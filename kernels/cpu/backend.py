@@ -16,9 +16,9 @@ from loraplex.kernels.attention.metadata import AttentionMeta, HeadTransform, KV
 from loraplex.kernels.cpu import native
 from loraplex.kernels.cpu.arguments import batch_of, lora_batch_of, lora_slices_of, lora_table_of, slot_rank_of
 from loraplex.kernels.cpu.build import build
+from loraplex.kernels.cpu.huge_pages import WeightMemory
 from loraplex.kernels.cpu.layer_stack import CpuLayerStack
 from loraplex.kernels.cpu.linear import PanelLinear
-from loraplex.kernels.cpu.memory import WeightMemory
 from loraplex.kernels.dispatch import LayerStack, LayerWeights, PreparedLinear
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
 from loraplex.kernels.quant.metadata import W4Weight
@@ -45,7 +45,7 @@ class CpuBackend:
         """
         self.library = native.load(build()) if library is None else library
         self.fallbacks: Counter[str] = Counter()  # calls that took the reference's way, by function
-        self._weights = WeightMemory(self.library)
+        self._weights = WeightMemory()
         self._reference = ReferenceBackend(device)
         logger.info("CPU kernels: %s", self.library.loraplex_instruction_set().decode())
 

@@ -15,7 +15,6 @@ from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
 from loraplex.kernels.cpu import native
 from loraplex.kernels.cpu.arguments import batch_of, lora_batch_of, lora_slices_of, lora_table_of, slot_rank_of
 from loraplex.kernels.cpu.linear import PanelLinear
-from loraplex.kernels.cpu.memory import use_huge_pages
 from loraplex.kernels.dispatch import LayerWeights, PreparedLinear
 from loraplex.kernels.lora.metadata import LoRAMeta, LoRAPools, Projection
 
@@ -36,7 +35,6 @@ class CpuLayerStack:
     """Fills `LayerStack`. The weights of every layer are `PanelLinear`s of one dtype."""
 
     def __init__(self, library: ctypes.CDLL, layers: Sequence[LayerWeights], fallbacks: Counter[str]) -> None:
-        self._library = library
         self._layers = layers
         self._fallbacks = fallbacks
         self._dtype = _panels(layers[0].qkv).dtype
@@ -104,8 +102,6 @@ class CpuLayerStack:
     def _bind(self, kv_caches: Sequence[KVCache], pools: LoRAPools | None) -> _Bound:
         bound = self._bound
         if bound is None or bound.kv_caches is not kv_caches or bound.pools is not pools:
-            for tensor in (tensor for cache in kv_caches for tensor in (cache.key, cache.value)):
-                use_huge_pages(self._library, tensor)
             layers = (native.Layer * len(self._layers))(
                 *(
                     _layer_struct(weights, kv_cache, pools, index)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.cpu import native
-from loraplex.kernels.cpu.memory import WeightMemory
+from loraplex.kernels.cpu.huge_pages import WeightMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

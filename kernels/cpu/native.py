@@ -164,8 +164,6 @@ def load(path: Path) -> CDLL:
     try:
         library = CDLL(str(path))
         library.loraplex_instruction_set.restype = ctypes.c_char_p
-        library.loraplex_use_huge_pages.argtypes = (c_void_p, c_int64)
-        library.loraplex_use_huge_pages.restype = None
         for name, arguments in _ARGUMENTS.items():
             for suffix in SUFFIXES.values():
                 function = getattr(library, f"{name}_{suffix}")

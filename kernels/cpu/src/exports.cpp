@@ -7,7 +7,6 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "lora.h"
-#include "memory.h"
 #include "row_maximum.h"
 #include "team.h"
 
@@ -39,8 +38,6 @@ const char* loraplex_instruction_set() {
     return "scalar";
 #endif
 }
-
-void loraplex_use_huge_pages(void* start, int64_t size) { use_huge_pages(start, size); }
 
 }  // extern "C"
 

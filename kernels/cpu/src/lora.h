@@ -233,7 +233,7 @@ private:
             const W* next = index + 1 < count ? first + slots(chunk)[index + 1] * slot_size
                                               : first + slots(chunk)[0] * slot_size + COLUMNS * LANES;
             for (int64_t rank = 0; rank < job_.slot_rank; rank++, b += out_features, next += out_features) {
-                if constexpr (TOKENS <= FEW_TOKENS) prefetch_far(next, COLUMNS * LANES * sizeof(W));
+                if constexpr (TOKENS <= FEW_TOKENS) prefetch(next, COLUMNS * LANES * sizeof(W));
                 Vec values[TOKENS];
                 for (int i = 0; i < TOKENS; i++)
                     values[i] = set1(shrunk[i * row_size_ + index * job_.slot_rank + rank]);

@@ -291,12 +291,6 @@ inline void prefetch(const void* start, int64_t size) {
     asm volatile("");  // GCC drops calls of functions that do nothing else than prefetch
 }
 
-// The same for the second-level cache, where many more lines can be on their way.
-inline void prefetch_far(const void* start, int64_t size) {
-    const char* bytes = static_cast<const char*>(start);
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
-}
-
 inline Vec zero() { return set1(0.0f); }
 
 // e^x for x <= 88, within 2 units in the last place; exactly 0 below -87, NaN for NaN.

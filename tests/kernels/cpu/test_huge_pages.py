@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from loraplex.kernels.cpu import huge_pages
 
+CPU = torch.device("cpu")
 SMAPS = Path("/proc/self/smaps")
 HAS_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").exists()
 
@@ -26,14 +28,30 @@ def flags_of(address: int) -> list[str]:
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 5), (30, 7, 8, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_small_and_large_memory_is_zero_and_can_be_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    pool = huge_pages.zeros(*shape, dtype=dtype)
-    assert torch.equal(pool, torch.zeros(shape, dtype=dtype))
-    pool.fill_(1)
-    assert pool.float().sum() == pool.numel()
+def test_small_and_large_memory_can_be_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    memory = huge_pages.empty(*shape, dtype=dtype, device=CPU)
+    assert torch.equal(memory.fill_(1), torch.ones(shape, dtype=dtype))
 
 
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="this kernel has no transparent huge pages")
 def test_large_memory_asks_for_huge_pages() -> None:
-    pool = huge_pages.zeros(8 << 20, dtype=torch.float32)
-    assert "hg" in flags_of(pool.data_ptr() + pool.nbytes // 2)
+    memory = huge_pages.empty(8 << 20, dtype=torch.float32, device=CPU)
+    assert "hg" in flags_of(memory.data_ptr() + memory.nbytes // 2)
+
+
+def test_cuts_for_weights_are_on_cache_lines_and_apart() -> None:
+    memory = huge_pages.WeightMemory()
+    sizes = (1, 3, 1000, 40 << 20, 40 << 20, 100 << 20, 7)
+    cuts = [memory.empty(size, torch.bfloat16) for size in sizes]
+    assert [len(cut) for cut in cuts] == list(sizes)
+    assert all(cut.data_ptr() % 64 == 0 for cut in cuts)
+    spans = sorted((cut.data_ptr(), cut.data_ptr() + cut.nbytes) for cut in cuts)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_small_weights_share_a_piece_which_lives_as_long_as_they_do() -> None:
+    memory = huge_pages.WeightMemory()
+    first, second = memory.empty(64, torch.float32).fill_(1), memory.empty(64, torch.float32).fill_(2)
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    del memory, first
+    assert second.eq(2).all()
