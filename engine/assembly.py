@@ -84,7 +84,12 @@ def _create_runner(
     start = time.monotonic()
     graphs = _record_graphs(config, plan, model, kv_caches, pools) if _has_graphs(config, model) else None
     runner = ModelRunner(model, kv_caches, pools, block_size=config.block_size, graphs=graphs)
-    warm_up(runner, block_size=config.block_size, max_num_batched_tokens=config.max_num_batched_tokens)
+    warm_up(
+        runner,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
     torch.cuda.synchronize(model.device)
     logger.info("kernels compiled and decode steps recorded in %.1f s", time.monotonic() - start)
     return runner

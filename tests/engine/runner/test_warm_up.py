@@ -14,16 +14,19 @@ from tests.engine.runner.driver import load
 from tests.helpers import make_checkpoint
 
 
-@pytest.mark.parametrize("max_num_batched_tokens", [1, 2, 3, 2048])
-def test_every_kind_of_step_runs_within_the_token_budget(tmp_path: Path, max_num_batched_tokens: int) -> None:
+@pytest.mark.parametrize(("max_num_batched_tokens", "num_blocks"), [(1, 4), (2, 4), (3, 4), (2048, 1), (2048, 8)])
+def test_every_kind_of_step_runs_within_the_budgets(
+    tmp_path: Path, max_num_batched_tokens: int, num_blocks: int
+) -> None:
     folder = make_checkpoint(tmp_path)
     model = load(folder)
     slots = SlotTensors.allocate(
         build_base_spec(folder), num_slots=1, slot_rank=8, dtype=model.dtype, device=model.device
     )
-    runner = ModelRunner(model, model.allocate_kv_caches(4, 16), slots.pools, block_size=16)
-    warm_up(runner, block_size=16, max_num_batched_tokens=max_num_batched_tokens)
-    batches = list(warm_up_batches(block_size=16, max_num_batched_tokens=max_num_batched_tokens))
+    runner = ModelRunner(model, model.allocate_kv_caches(num_blocks, 16), slots.pools, block_size=16)
+    budgets = {"block_size": 16, "num_blocks": num_blocks, "max_num_batched_tokens": max_num_batched_tokens}
+    warm_up(runner, **budgets)
+    batches = list(warm_up_batches(**budgets))
     assert runner.num_eager_steps == len(batches) == 4
     assert all(batch.num_tokens <= max_num_batched_tokens for batch in batches)
     assert {entry.slots is None for batch in batches for entry in batch.scheduled} == {True, False}
