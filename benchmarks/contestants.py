@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.peers import Peer, llama_cpp, openvino_genai, vllm_cpu, vllm_libraries
 from benchmarks.workloads import BASE_S16, BASE_S64, ITL1, LORA8_S16, LORA64_S64, SERVED_S64, Workload
+from loraplex.engine.threads import default_num_threads, physical_cores
 
 OURS = "loraplex"
 KV_CACHE_GIB = 4  # everybody's who asks; more than any workload fills
@@ -96,10 +97,10 @@ def _vllm_served(peers_dir: Path) -> Contestant:
 
 
 def _vllm_environment(peer: Peer) -> dict[str, str]:
-    """One thread on each core; without these it computes on one core."""
+    """Our own number of threads, each on a core; without these it computes on one core."""
     return {
         "LD_PRELOAD": os.pathsep.join(map(str, vllm_libraries(peer))),
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, physical_cores()[: default_num_threads()])),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_USE_AOT_COMPILE": "0",  # compiled code is then found again at the next start
         "VLLM_NO_USAGE_STATS": "1",

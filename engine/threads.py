@@ -16,12 +16,13 @@ def default_num_threads() -> int:
     Two threads of one core share its vector units, and threads beyond a container's CPU quota are stopped for the
     rest of each period while the others wait for them.
     """
-    return int(max(1, min(_num_physical_cores(), _quota())))
+    return int(max(1, min(len(physical_cores()), _quota())))
 
 
-def _num_physical_cores() -> int:
+def physical_cores() -> list[int]:
+    """One CPU of each physical core that this process may use, rising."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return len({_core_of(cpu) for cpu in usable})
+    return sorted({_core_of(cpu): cpu for cpu in sorted(usable, reverse=True)}.values())
 
 
 def _core_of(cpu: int) -> str:

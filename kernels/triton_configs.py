@@ -1,7 +1,8 @@
-"""The static table of tile sizes: by architecture, width of the elements and shape, never by the batch.
+"""The static table of tile sizes: by architecture, width of the elements and shape.
 
-A row's LoRA delta must have the same bits in every batch, so whatever changes the order of a sum (number of splits,
-tile sizes, partition of the keys) may depend on the weights' shape alone. Nothing is tuned at run time. Every entry is
+A row's LoRA delta must have the same bits in every batch, so whatever changes the order of its sums (number of splits,
+tile sizes) depends on the weights' shape alone, and how its keys are parted on its own length. Only 4-bit products,
+which stand beside cuBLAS's, are chosen by the number of rows. Nothing is tuned at run time. Every entry is
 compiled ahead of time for 8.0, 8.6 and 9.0 by the tests, without spills and with at most 99 KiB of shared memory, which
 is what the smallest supported GPUs (compute capability 8.6, 8.9, 12.0) have.
 """

@@ -5,7 +5,6 @@ It takes adapters only at its start, so all of them are given there and each req
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from typing import Any
@@ -15,6 +14,7 @@ from benchmarks.request_set import BenchRequest, adapter_name
 from benchmarks.runners.runner import Job, Outcome, run_as_main
 from benchmarks.runners.server_process import ServerProcess, free_port
 from benchmarks.runners.stream_client import run_streams
+from loraplex.engine.threads import default_num_threads
 
 TOKENS_PER_SLOT = 640  # the longest prompt and its answer
 
@@ -25,7 +25,7 @@ class LlamaCpp:
         self._num_adapters = job.num_adapters
         self._num_slots = job.num_streams
         self._program = llama_server(llama_cpp(job.peer.parent))
-        port, threads = free_port(), os.cpu_count()
+        port, threads = free_port(), default_num_threads()
         settings = {
             "--model": job.gguf / "model-bf16.gguf",
             "--port": port,
@@ -55,7 +55,7 @@ class LlamaCpp:
         return {
             "version": f"{found[1] if found else 'unknown'}, of llama-cpp-python",
             "backend": f"HTTP server, {self._num_slots} slots, bf16 GGUF",
-            "threads": os.cpu_count(),
+            "threads": default_num_threads(),
             "start_s": self._server.ready_s,
         }
 

@@ -39,6 +39,11 @@ def test_threads_are_physical_cores_within_the_quota(
     assert threads.default_num_threads() == expected
 
 
+def test_a_core_is_named_by_its_first_cpu_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(tmp_path, {1: "1,5", 2: "2,6", 5: "1,5", 6: "2,6", 8: "4,8"}, None, monkeypatch)
+    assert threads.physical_cores() == [1, 2, 8]
+
+
 def test_a_kernel_that_tells_nothing_of_its_cores_counts_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(tmp_path, {}, None, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})

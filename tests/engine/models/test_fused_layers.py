@@ -97,6 +97,22 @@ def test_a_sequence_in_a_crowd_has_the_bytes_of_the_sequence_alone(tmp_path: Pat
         assert_same_bytes([PagedRunner(model, [ids]).run(16, decode_from=20)[0]], [together])
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_the_number_of_threads_changes_no_bit(num_threads: int, tmp_path: Path) -> None:
+    """Threads claim the base's panels and the adapters' parts side by side; with more of them, in smaller parts."""
+    model = load_on("cpu", save_checkpoint(tmp_path, "llama"), torch.bfloat16)
+    pools = create_pools(model, torch.bfloat16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = run(model, pools)
+        torch.set_num_threads(num_threads)
+        for _ in range(5):
+            assert_same_bytes(run(model, pools), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_adapters_in_float16_are_composed_and_counted(tmp_path: Path) -> None:
     model = load_on("cpu", save_checkpoint(tmp_path, "llama"))
     pools = create_pools(model, torch.float16)
