@@ -21,6 +21,7 @@ from loraplex.engine.models.loader import load_model
 from loraplex.engine.models.model_folder import read_model_config
 from loraplex.kernels.attention.layout import build_attention_meta
 from loraplex.kernels.attention.metadata import AttentionMeta, KVCache
+from loraplex.kernels.cpu import huge_pages
 from loraplex.kernels.dispatch import Backend
 from loraplex.kernels.lora.layout import build_lora_meta
 from loraplex.kernels.lora.metadata import Projection, SelectionSlots, WeightedSlot
@@ -112,7 +113,8 @@ def _caches(num_seqs: int, query_len: int, context: int, copies: int) -> tuple[K
     """One big cache, and `copies` batches that each have blocks of their own in it."""
     per_seq = -(-(context + query_len) // BLOCK_SIZE)
     shape = (copies * num_seqs * per_seq, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    cache = KVCache(key=torch.randn(shape, dtype=DTYPE), value=torch.randn(shape, dtype=DTYPE))
+    key, value = (huge_pages.empty(*shape, dtype=DTYPE, device=CPU).normal_() for _ in range(2))
+    cache = KVCache(key=key, value=value)
     block_ids = np.random.default_rng(0).permutation(shape[0]).reshape(copies, num_seqs, per_seq)
     return cache, [_attention_meta(ids.tolist(), query_len, context) for ids in block_ids]
 
