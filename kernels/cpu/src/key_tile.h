@@ -57,10 +57,11 @@ public:
           begin_(now.from),
           per_key_((later.to - later.from + now.to - now.from - 1) / (now.to - now.from)) {}
 
-    // Due when `key` of the tile in work is read.
-    void ask(int key) const {
+    // Due when `count` keys of the tile in work are read, from `key` on.
+    __attribute__((always_inline)) void ask(int key, int count) const {
         const int first = later_.from + (key - begin_) * per_key_;
-        for (int i = first; i < std::min(first + per_key_, later_.to); i++) prefetch(cache_ + later_.offset[i], size_);
+        const int last = std::min(first + count * per_key_, later_.to);
+        for (int i = std::max(first, later_.from); i < last; i++) prefetch(cache_ + later_.offset[i], size_);
     }
 
 private:
@@ -91,7 +92,7 @@ void pack_keys(const T* cache, const KeyTile& tile, int64_t head_dim, const Upco
     for (int first = tile.from / LANES * LANES; first < tile.to; first += LANES) {
         const T* rows[LANES];
         for (int i = 0; i < LANES; i++) rows[i] = cache + tile.offset[tile.within(first + i)];
-        for (int key = std::max(first, tile.from); key < std::min(first + LANES, tile.to); key++) upcoming.ask(key);
+        upcoming.ask(first, LANES);
         T* target = panels + first / PANEL * panel_size<T>(head_dim) + first % PANEL * depth;
         for (int64_t step = 0; step < steps; step += LANES) {
             Vec words[LANES];

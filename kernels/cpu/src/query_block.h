@@ -14,11 +14,12 @@
 #include "memory.h"
 #include "simd.h"
 #include "tile.h"
+#include "value_tile.h"
 
 namespace loraplex {
 
-constexpr int64_t QUERY_BLOCK = 16;
-constexpr int64_t WORTH_WIDENING = 4;  // query tokens that share a tile's values
+constexpr int64_t QUERY_BLOCK = 32;
+constexpr int64_t WORTH_PACKING = 4;  // query tokens that share a tile's values
 
 template <class T> struct AttentionInput {
     const T* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart
@@ -40,26 +41,6 @@ struct QueryItem {
 
     int64_t num_tokens() const { return last - first; }
     int64_t end() const { return position + num_tokens(); }
-};
-
-// A tile's values where the cache has them, which asks for those of a later tile on the way.
-template <class T> struct CachedValues {
-    const T* start;
-    const KeyTile& tile;
-    const Upcoming<T>& upcoming;
-
-    const T* at(int key) const {
-        upcoming.ask(key);
-        return start + tile.offset[key];
-    }
-};
-
-// A tile's values widened once for all queries of a block.
-struct WidenedValues {
-    const float* start;
-    int64_t head_dim;
-
-    const float* at(int key) const { return start + key * head_dim; }
 };
 
 // Softmax and weighted sum of one query head so far.
@@ -101,11 +82,16 @@ public:
           input_(input),
           walk_(shape_, input.window),
           states_(QUERY_BLOCK * max_heads * shape.group_size()),
-          sums_(QUERY_BLOCK * max_heads * shape.group_size() * shape.head_dim),
+          stripes_(num_stripes<T>(shape.head_dim)),
+          sums_(QUERY_BLOCK * max_heads * shape.group_size() * sums_size()),
           queries_(QUERY_BLOCK * max_heads * shape.group_size() * shape.head_dim),
           scores_(QUERY_BLOCK * shape.group_size() * KEY_TILE),
           keys_(KEY_TILE / PANEL * panel_size<T>(shape.head_dim)),
-          widened_(KEY_TILE * shape.head_dim) {}
+          weights_(QUERY_BLOCK * shape.group_size() * KEY_TILE),
+          values_(KEY_TILE / W::KEYS * stripes_ * W::VECTORS),
+          zeros_(shape.head_dim) {
+        std::fill_n(zeros_.at(0), shape.head_dim, T{});
+    }
 
     // `next`: what this thread attends with afterwards, most likely, or null; its first tile is asked for on the way.
     void run(const QueryItem& item, const QueryItem* next, T* output, int64_t output_stride) {
@@ -120,7 +106,11 @@ public:
     }
 
 private:
+    using W = Weighing<T>;
+    using Weight = typename W::Weight;
+
     int64_t group() const { return shape_.group_size(); }
+    int64_t sums_size() const { return stripes_ * W::WIDTH; }
 
     // Rows: the query heads of one key head, token after token; then those of the next key head.
     int64_t first_row(const QueryItem& item, int64_t head) const { return head * item.num_tokens() * group(); }
@@ -128,7 +118,7 @@ private:
     void start(const QueryItem& item) {
         const int64_t num_rows = item.num_heads * item.num_tokens() * group();
         std::fill_n(states_.at(0), num_rows, RowState{-INFINITY, 0.0f});
-        std::fill_n(sums_.at(0), num_rows * shape_.head_dim, 0.0f);
+        std::fill_n(sums_.at(0), num_rows * sums_size(), 0.0f);
         const int64_t size = group() * shape_.head_dim;
         for (int64_t head = 0; head < item.num_heads; head++)
             for (int64_t token = 0; token < item.num_tokens(); token++)
@@ -145,27 +135,51 @@ private:
         const int64_t row = first_row(item, head);
         for (int panel = tile.from / PANEL; panel * PANEL < tile.to; panel++)
             score(row, item.num_tokens() * group(), panel);
-        const CachedValues<T> cached{value, tile, upcoming_values};
-        if (item.num_tokens() < WORTH_WIDENING) {
-            add_tokens(item, start, row, cached);
-        } else {
-            widen(cached);
-            add_tokens(item, start, row, WidenedValues{widened_.at(0), shape_.head_dim});
+        const CachedValues<T> cached{value,           zeros_.at(0), shape_.head_dim, tile,
+                                     upcoming_values, tile.from,    tile.to};
+        add_values(item, start, row, cached);
+    }
+
+    // What the query token at `position` sees of a tile; perhaps nothing.
+    CachedValues<T> seen(CachedValues<T> values, int64_t start, int64_t position) const {
+        values.from = static_cast<int>(std::clamp(walk_.first_key(position) - start, int64_t{0}, int64_t{KEY_TILE}));
+        values.to = static_cast<int>(std::clamp(position + 1 - start, int64_t{values.from}, int64_t{KEY_TILE}));
+        return values;
+    }
+
+    void add_values(const QueryItem& item, int64_t start, int64_t row, const CachedValues<T>& cached) {
+        if (item.num_tokens() >= WORTH_PACKING) return add_packed(item, start, row, cached);
+        for (int64_t token = 0; token < item.num_tokens(); token++) {
+            const CachedValues<T> own = seen(cached, start, item.position + token);
+            reweigh_token(own, row, token);
+            add(own, row, token * group(), group(), own.first_step(), own.last_step());
         }
     }
 
-    // Each query token with what it sees of the tile at position `start`.
-    template <class Values>
-    void add_tokens(const QueryItem& item, int64_t start, int64_t first_row, const Values& values) {
+    // Steps that all tokens see whole are one product for all rows, those before and after it one for each token: a row
+    // adds its steps in their order.
+    void add_packed(const QueryItem& item, int64_t start, int64_t row, const CachedValues<T>& cached) {
+        const PackedValues<T> packed{values_.at(0), stripes_};
+        packed.pack(cached);
+        int first = (seen(cached, start, item.end() - 1).from + W::KEYS - 1) / W::KEYS;
+        int last = seen(cached, start, item.position).to / W::KEYS;
+        if (first >= last) first = last = KEY_TILE / W::KEYS;
         for (int64_t token = 0; token < item.num_tokens(); token++) {
-            const int64_t own = item.position + token, place = token * group();
-            const int from = static_cast<int>(std::max(walk_.first_key(own) - start, int64_t{0}));
-            const int to = static_cast<int>(std::min(own + 1 - start, int64_t{KEY_TILE}));
-            if (from >= to) continue;
-            for (int64_t i = place; i < place + group(); i++)
-                reweigh(first_row + i, from, to, scores_.at(i * KEY_TILE));
-            add_values(values, first_row, place, from, to);
+            const CachedValues<T> own = seen(cached, start, item.position + token);
+            reweigh_token(own, row, token);
+            const int end = std::min(own.last_step(), first);
+            add(SeenValues<T>{packed, own}, row, token * group(), group(), own.first_step(), end);
         }
+        add(packed, row, 0, item.num_tokens() * group(), first, last);
+        for (int64_t token = 0; token < item.num_tokens(); token++) {
+            const CachedValues<T> own = seen(cached, start, item.position + token);
+            add(SeenValues<T>{packed, own}, row, token * group(), group(), last, own.last_step());
+        }
+    }
+
+    void reweigh_token(const CachedValues<T>& own, int64_t first_row, int64_t token) {
+        if (own.from >= own.to) return;
+        for (int64_t i = token * group(); i < (token + 1) * group(); i++) reweigh(first_row + i, i, own.from, own.to);
     }
 
     void score(int64_t first_row, int64_t num_rows, int panel) {
@@ -187,77 +201,76 @@ private:
                 store(scores + row * KEY_TILE + c * LANES, sums[row][c] * set1(input_.scale));
     }
 
-    void widen(const CachedValues<T>& values) {
-        for (int key = values.tile.from; key < values.tile.to; key++) {
-            const T* value = values.at(key);
-            for_each_vector(shape_.head_dim, [&](int64_t i, auto n) {
-                store_n(widened_.at(key * shape_.head_dim + i), load_n(value + i, n), n);
-            });
-        }
-    }
-
     // Scores become weights e^(score - maximum), 0 outside [from, to); what was summed before follows the maximum.
-    void reweigh(int64_t row, int from, int to, float* weights) {
+    // The total is that of the weights as they are multiplied: their rounding then cancels where values are alike.
+    void reweigh(int64_t row, int64_t place, int from, int to) {
         const int begin = from / LANES * LANES, end = (to + LANES - 1) / LANES * LANES;
-        std::fill(weights + begin, weights + from, -INFINITY);
-        std::fill(weights + to, weights + end, -INFINITY);
+        float* scores = scores_.at(place * KEY_TILE);
+        std::fill(scores + begin, scores + from, -INFINITY);
+        std::fill(scores + to, scores + end, -INFINITY);
         RowState& state = *states_.at(row);
         Vec highest = set1(state.maximum);
-        for (int i = begin; i < end; i += LANES) highest = maximum(load(weights + i), highest);
+        for (int i = begin; i < end; i += LANES) highest = maximum(load(scores + i), highest);
         const float top = largest(highest);
+        Weight* weights = weights_.at(place * KEY_TILE);
         Vec total = zero();
         for (int i = begin; i < end; i += LANES) {
-            const Vec weight = exp(load(weights + i) - set1(top));
-            store(weights + i, weight);
-            total = total + weight;
+            store(weights + i, W::exp(load(scores + i) - set1(top)));
+            total = total + load(weights + i);
         }
         const float decay = state.maximum == top ? 1.0f : std::exp(state.maximum - top);
         state = {top, state.total * decay + sum(total)};
         if (decay != 1.0f) {
-            float* sums = sums_.at(row * shape_.head_dim);
-            for_each_vector(shape_.head_dim,
-                            [&](int64_t i, auto n) { store_n(sums + i, load_n(sums + i, n) * set1(decay), n); });
+            float* sums = sums_.at(row * sums_size());
+            for (int64_t i = 0; i < sums_size(); i += LANES) store(sums + i, load(sums + i) * set1(decay));
         }
     }
 
-    // sums[row] += sum over the keys of weights[row, key] * value[key], for the rows of one query token
+    // sums[row] += sum over the keys of some steps of weights[row, key] * value[key], for `count` rows from `place` on
     template <class Values>
-    void add_values(const Values& values, int64_t first_row, int64_t place, int from, int to) {
-        for (int64_t i = place; i < place + group(); i += VALUE_ROWS)
-            with_rows<VALUE_ROWS>(std::min<int64_t>(VALUE_ROWS, place + group() - i), [&](auto rows) {
-                add_rows<rows>(values, from, to, scores_.at(i * KEY_TILE), sums_.at((first_row + i) * shape_.head_dim));
+    void add(const Values& values, int64_t first_row, int64_t place, int64_t count, int first_step, int last_step) {
+        if (first_step >= last_step) return;
+        for (int64_t i = place; i < place + count; i += VALUE_ROWS)
+            with_rows<VALUE_ROWS>(std::min<int64_t>(VALUE_ROWS, place + count - i), [&](auto rows) {
+                add_rows<rows>(values, first_step, last_step, weights_.at(i * KEY_TILE),
+                               sums_.at((first_row + i) * sums_size()));
             });
     }
 
     template <int ROWS, class Values>
-    void add_rows(const Values& values, int from, int to, const float* weights, float* sums) const {
-        int64_t d = 0;
-        for (; d + 4 * LANES <= shape_.head_dim; d += 4 * LANES)
-            add_columns<ROWS, 4>(values, from, to, weights, sums + d, d, Whole());
-        for (; d + LANES <= shape_.head_dim; d += LANES)
-            add_columns<ROWS, 1>(values, from, to, weights, sums + d, d, Whole());
-        if (d < shape_.head_dim)
-            add_columns<ROWS, 1>(values, from, to, weights, sums + d, d, static_cast<int>(shape_.head_dim - d));
+    void add_rows(const Values& values, int first_step, int last_step, const Weight* weights, float* sums) const {
+        constexpr int wide = 4 / W::VECTORS;
+        int64_t stripe = 0;
+        for (; stripe + wide <= stripes_; stripe += wide)
+            add_stripes<ROWS, wide>(values, first_step, last_step, weights, sums, stripe);
+        for (; stripe < stripes_; stripe++)
+            add_stripes<ROWS, 1>(values, first_step, last_step, weights, sums, stripe);
     }
 
-    // COLUMNS vectors of `n` lanes, all of them or one vector with fewer.
-    template <int ROWS, int COLUMNS, class Values, class Count>
-    void add_columns(const Values& values, int from, int to, const float* weights, float* sums, int64_t d,
-                     Count n) const {
-        Vec acc[ROWS][COLUMNS];
+    template <int ROWS, int STRIPES, class Values>
+    void add_stripes(const Values& values, int first_step, int last_step, const Weight* weights, float* sums,
+                     int64_t stripe) const {
+        constexpr int columns = STRIPES * W::VECTORS;
+        float* start = sums + stripe * W::WIDTH;
+        Vec acc[ROWS][columns];
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++)
-            for (int c = 0; c < COLUMNS; c++) acc[row][c] = load_n(sums + row * shape_.head_dim + c * LANES, n);
-        for (int key = from; key < to; key++) {
-            const auto* value = values.at(key) + d;
-            Vec columns[COLUMNS];
-            for (int c = 0; c < COLUMNS; c++) columns[c] = load_n(value + c * LANES, n);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++) acc[row][c] = load(start + row * sums_size() + c * LANES);
+        for (int step = first_step; step < last_step; step++) {
+            typename W::Operand operands[columns];
+            values.template load<STRIPES>(step, stripe, operands);
+#pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
-                const Vec weight = set1(weights[row * KEY_TILE + key]);
-                for (int c = 0; c < COLUMNS; c++) acc[row][c] = fma(weight, columns[c], acc[row][c]);
+                const auto weight = W::broadcast(weights + row * KEY_TILE + step * W::KEYS);
+#pragma GCC unroll 8
+                for (int c = 0; c < columns; c++) acc[row][c] = W::dot(acc[row][c], operands[c], weight);
             }
         }
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++)
-            for (int c = 0; c < COLUMNS; c++) store_n(sums + row * shape_.head_dim + c * LANES, acc[row][c], n);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++) store(start + row * sums_size() + c * LANES, acc[row][c]);
     }
 
     void finish(const QueryItem& item, T* output, int64_t output_stride) const {
@@ -270,21 +283,27 @@ private:
     }
 
     void finish_row(int64_t row, T* output) const {
-        const float* sums = sums_.at(row * shape_.head_dim);
+        const float* sums = sums_.at(row * sums_size());
         const Vec factor = set1(1.0f / states_.at(row)->total);
-        for_each_vector(shape_.head_dim,
-                        [&](int64_t i, auto n) { store_n(output + i, load_n(sums + i, n) * factor, n); });
+        for (int64_t d = 0; d < shape_.head_dim; d += W::WIDTH) {
+            Vec stripe[W::VECTORS];
+            for (int i = 0; i < W::VECTORS; i++) stripe[i] = load(sums + d + i * LANES) * factor;
+            W::store(output + d, stripe, std::min<int64_t>(shape_.head_dim - d, W::WIDTH));
+        }
     }
 
     const HeadShape shape_;
     const AttentionInput<T> input_;
     const TileWalk walk_;
     Scratch<RowState> states_;  // one for each row
-    Scratch<float> sums_;       // [rows, head_dim]
-    Scratch<T> queries_;        // [rows, head_dim]
-    Scratch<float> scores_;     // [rows of one key head, KEY_TILE], then weights
-    Scratch<T> keys_;           // panels of one key head
-    Scratch<float> widened_;    // [KEY_TILE, head_dim]
+    const int64_t stripes_;
+    Scratch<float> sums_;      // [rows, sums_size]
+    Scratch<T> queries_;       // [rows, head_dim]
+    Scratch<float> scores_;    // [rows of one key head, KEY_TILE]
+    Scratch<T> keys_;          // panels of one key head
+    Scratch<Weight> weights_;  // like `scores_`
+    Scratch<typename W::Operand> values_;
+    Scratch<T> zeros_;  // [head_dim]
 };
 
 }  // namespace loraplex

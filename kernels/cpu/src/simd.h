@@ -54,7 +54,7 @@ using Vec = __m512;
 constexpr int LANES = 16;
 constexpr int TILE_ROWS = 8;  // of a product: 24 accumulators, 3 vectors of weights, 1 broadcast
 constexpr int TILE_COLUMNS = 3;
-constexpr int VALUE_ROWS = 4;  // of attention: 16 accumulators, 4 values
+constexpr int VALUE_ROWS = 6;  // of attention: 24 accumulators, 4 values, 1 broadcast
 
 inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 inline Vec set1(float x) { return _mm512_set1_ps(x); }
@@ -328,6 +328,19 @@ inline Pair broadcast_pair(const bf16* p) {
     return (Pair)_mm512_set1_epi32(word);
 }
 inline Vec dot(Vec sum, Pair a, Pair b) { return _mm512_dpbf16_ps(sum, a, b); }
+
+inline Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+
+// Pairs of one value from each row, in the order that is quickest; and sums in that order put right.
+inline void interleave(Pair a, Pair b, Pair* pairs) {
+    pairs[0] = (Pair)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
+    pairs[1] = (Pair)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
+}
+inline void deinterleave(const Vec* x, Vec* halves) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    halves[0] = _mm512_permutex2var_ps(x[0], low, x[1]);
+    halves[1] = _mm512_permutex2var_ps(x[0], _mm512_add_epi32(low, _mm512_set1_epi32(8)), x[1]);
+}
 
 #else
 
