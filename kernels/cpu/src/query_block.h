@@ -240,14 +240,16 @@ private:
     template <int ROWS, class Values>
     void add_rows(const Values& values, int first_step, int last_step, const Weight* weights, float* sums) const {
         constexpr int wide = 4 / W::VECTORS;
+        const int64_t whole = shape_.head_dim / W::WIDTH;
         int64_t stripe = 0;
-        for (; stripe + wide <= stripes_; stripe += wide)
-            add_stripes<ROWS, wide>(values, first_step, last_step, weights, sums, stripe);
-        for (; stripe < stripes_; stripe++)
-            add_stripes<ROWS, 1>(values, first_step, last_step, weights, sums, stripe);
+        for (; stripe + wide <= whole; stripe += wide)
+            add_stripes<ROWS, wide, true>(values, first_step, last_step, weights, sums, stripe);
+        for (; stripe < whole; stripe++)
+            add_stripes<ROWS, 1, true>(values, first_step, last_step, weights, sums, stripe);
+        if (stripe < stripes_) add_stripes<ROWS, 1, false>(values, first_step, last_step, weights, sums, stripe);
     }
 
-    template <int ROWS, int STRIPES, class Values>
+    template <int ROWS, int STRIPES, bool ARE_WHOLE, class Values>
     void add_stripes(const Values& values, int first_step, int last_step, const Weight* weights, float* sums,
                      int64_t stripe) const {
         constexpr int columns = STRIPES * W::VECTORS;
@@ -259,7 +261,7 @@ private:
             for (int c = 0; c < columns; c++) acc[row][c] = load(start + row * sums_size() + c * LANES);
         for (int step = first_step; step < last_step; step++) {
             typename W::Operand operands[columns];
-            values.template load<STRIPES>(step, stripe, operands);
+            values.template load<STRIPES, ARE_WHOLE>(step, stripe, operands);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 const auto weight = W::broadcast(weights + row * KEY_TILE + step * W::KEYS);

@@ -1,7 +1,8 @@
 // A tile's values as the second factor of weights times values: read where the cache has them, or packed for many rows.
 //
 // A step of the product takes KEYS keys, a stripe of it WIDTH dimensions: VECTORS vectors, in an order of their own,
-// which is undone at the end. Dimensions beyond the last one are zeros.
+// which is undone at the end. Dimensions beyond the last one are zeros. Loads are always inlined: a call in the inner
+// loop would spill its accumulators.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 
 namespace loraplex {
 
+constexpr int ASK_STEPS = 4;  // from one request for a later tile to the next: each one costs, and so does a burst
+
 template <class T> struct Weighing {
     static constexpr int KEYS = 1;
     static constexpr int WIDTH = LANES;
@@ -20,8 +23,11 @@ template <class T> struct Weighing {
     using Weight = float;
     using Operand = Vec;
 
-    __attribute__((always_inline)) static void load(const T* const (&rows)[KEYS], int64_t n, Operand* values) {
-        values[0] = load_n(rows[0], static_cast<int>(n));
+    __attribute__((always_inline)) static void load(const T* const (&rows)[KEYS], Operand* values) {
+        values[0] = loraplex::load(rows[0]);
+    }
+    static void load_partial(const T* const (&rows)[KEYS], int n, Operand* values) {
+        values[0] = loraplex::load_partial(rows[0], n);
     }
     static Vec exp(Vec x) { return loraplex::exp(x); }
     static Operand broadcast(const Weight* weights) { return set1(*weights); }
@@ -38,15 +44,12 @@ template <> struct Weighing<bf16> {
     using Weight = bf16;
     using Operand = Pair;
 
-    __attribute__((always_inline)) static void load(const bf16* const (&rows)[KEYS], int64_t n, Operand* values) {
-        if (n == WIDTH) {
-            interleave(load_pairs(rows[0]), load_pairs(rows[1]), values);
-        } else {
-            const int count = static_cast<int>(n);
-            interleave(load_pairs_partial(rows[0], count), load_pairs_partial(rows[1], count), values);
-        }
+    __attribute__((always_inline)) static void load(const bf16* const (&rows)[KEYS], Operand* values) {
+        interleave(load_pairs(rows[0]), load_pairs(rows[1]), values);
     }
-
+    static void load_partial(const bf16* const (&rows)[KEYS], int n, Operand* values) {
+        interleave(load_pairs_partial(rows[0], n), load_pairs_partial(rows[1], n), values);
+    }
     // e^x for x <= 0 within 3 parts in a million, a thousandth of what rounding to bf16 loses; exactly 0 for -infinity,
     // NaN for NaN.
     static Vec exp(Vec x) {
@@ -90,9 +93,9 @@ template <class T> struct CachedValues {
     int first_step() const { return from / W::KEYS; }
     int last_step() const { return (to + W::KEYS - 1) / W::KEYS; }
 
-    template <int STRIPES>
+    template <int STRIPES, bool ARE_WHOLE>
     __attribute__((always_inline)) void load(int step, int64_t stripe, typename W::Operand* values) const {
-        upcoming.ask(step * W::KEYS, W::KEYS);
+        if (step % ASK_STEPS == 0) upcoming.ask(step * W::KEYS, ASK_STEPS * W::KEYS);
         const T* rows[W::KEYS];
 #pragma GCC unroll 8
         for (int i = 0; i < W::KEYS; i++) rows[i] = row(step * W::KEYS + i);
@@ -101,7 +104,11 @@ template <class T> struct CachedValues {
             const int64_t d = (stripe + i) * W::WIDTH;
             const T* parts[W::KEYS];
             for (int k = 0; k < W::KEYS; k++) parts[k] = rows[k] + d;
-            W::load(parts, std::min<int64_t>(head_dim - d, W::WIDTH), values + i * W::VECTORS);
+            if constexpr (ARE_WHOLE) {
+                W::load(parts, values + i * W::VECTORS);
+            } else {
+                W::load_partial(parts, static_cast<int>(head_dim - d), values + i * W::VECTORS);
+            }
         }
     }
 
@@ -121,10 +128,14 @@ template <class T> struct PackedValues {
     void pack(const CachedValues<T>& cached) const {
         for (int step = cached.first_step(); step < cached.last_step(); step++)
             for (int64_t stripe = 0; stripe < stripes; stripe++)
-                cached.template load<1>(step, stripe, at(step, stripe));
+                if ((stripe + 1) * W::WIDTH <= cached.head_dim) {
+                    cached.template load<1, true>(step, stripe, at(step, stripe));
+                } else {
+                    cached.template load<1, false>(step, stripe, at(step, stripe));
+                }
     }
 
-    template <int STRIPES>
+    template <int STRIPES, bool ARE_WHOLE>
     __attribute__((always_inline)) void load(int step, int64_t stripe, typename W::Operand* values) const {
 #pragma GCC unroll 8
         for (int i = 0; i < STRIPES * W::VECTORS; i++) values[i] = at(step, stripe)[i];
@@ -138,12 +149,12 @@ template <class T> struct SeenValues {
     const PackedValues<T>& packed;
     const CachedValues<T>& cached;
 
-    template <int STRIPES>
+    template <int STRIPES, bool ARE_WHOLE>
     __attribute__((always_inline)) void load(int step, int64_t stripe, typename W::Operand* values) const {
         if (cached.from <= step * W::KEYS && (step + 1) * W::KEYS <= cached.to) {
-            packed.template load<STRIPES>(step, stripe, values);
+            packed.template load<STRIPES, ARE_WHOLE>(step, stripe, values);
         } else {
-            cached.template load<STRIPES>(step, stripe, values);
+            cached.template load<STRIPES, ARE_WHOLE>(step, stripe, values);
         }
     }
 };
