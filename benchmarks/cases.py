@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,12 +44,17 @@ def main() -> None:
     num_pairs = max(9, parser.parse_args().pairs)
     model = demo_model()
     ensure_adapters(model, DEMO_ADAPTERS, NUM_ADAPTERS)
-    cases = []
+    cases: list[Case] = []
     with tempfile.TemporaryDirectory() as scratch:
         for case in _all_cases(model, Path(scratch), num_pairs):
             cases.append(case)
             sys.stdout.write(f"{case.name}: {case.figure}\n")
             sys.stdout.flush()
+            _write(cases)
+
+
+def _write(cases: Sequence[Case]) -> None:
+    """All so far: a case that fails later takes nothing away."""
     ratios = {name: value for case in cases for name, value in case.ratios.items()}
     write_part("cases", {"commit": current_commit(), "ratios": ratios, "figures": [asdict(case) for case in cases]})
 

@@ -70,6 +70,7 @@ def gap_while_loading(client: httpx.Client, adapters: list[Path]) -> Iterator[Ca
 
 def gaps(client: httpx.Client) -> list[float]:
     body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    body["return_token_ids"] = True  # without a tokenizer a token has no text, and nothing else to send
     times = []
     with client.stream("POST", "/v1/completions", json=body) as response:
         for _ in events(response):

@@ -162,24 +162,24 @@ def nearest_architecture(compute_capability: tuple[int, int]) -> int:
 
 
 def shrink_config(architecture: int, *, itemsize: int, in_features: int) -> ShrinkConfig:
-    return _first_that_holds(SHRINK[architecture, itemsize], in_features)
+    return _row_for(SHRINK[architecture, itemsize], in_features)
 
 
 def expand_config(architecture: int, *, itemsize: int, out_features: int) -> ExpandConfig:
     """`out_features` of the widest fused slice."""
-    return _first_that_holds(EXPAND[architecture, itemsize], out_features)
+    return _row_for(EXPAND[architecture, itemsize], out_features)
 
 
 def decode_config(architecture: int, *, itemsize: int, head_dim: int) -> DecodeConfig:
-    return _first_that_holds(DECODE[architecture, itemsize], head_dim)
+    return _row_for(DECODE[architecture, itemsize], head_dim)
 
 
 def prefill_config(architecture: int, *, itemsize: int, head_dim: int) -> PrefillConfig:
-    return _first_that_holds(PREFILL[architecture, itemsize], head_dim)
+    return _row_for(PREFILL[architecture, itemsize], head_dim)
 
 
 def w4_config(architecture: int, *, itemsize: int, num_rows: int) -> W4Config:
-    return _first_that_holds(W4[architecture, itemsize], num_rows)
+    return _row_for(W4[architecture, itemsize], num_rows)
 
 
 def w4_splits(*, in_features: int, out_features: int) -> int:
@@ -187,5 +187,6 @@ def w4_splits(*, in_features: int, out_features: int) -> int:
     return max(1, min(wanted, in_features // 512))
 
 
-def _first_that_holds(rows: Sequence[tuple[int, _Config]], size: int) -> _Config:
+def _row_for(rows: Sequence[tuple[int, _Config]], size: int) -> _Config:
+    """The last row serves whatever is larger than all."""
     return next((config for largest, config in rows if size <= largest), rows[-1][1])

@@ -181,4 +181,5 @@ def _ladder(first: int, last: int, *, factor: int) -> tuple[int, ...]:
 
 
 def _first_that_holds(sizes: Sequence[int], size: int) -> int:
+    assert size <= sizes[-1], f"no graph is as large as {size}; the largest is {sizes[-1]}"
     return next(each for each in sizes if size <= each)

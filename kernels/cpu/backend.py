@@ -121,6 +121,7 @@ class CpuBackend:
     def store_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         if key.dtype not in native.SUFFIXES:
             return self._fall_back("store_kv", key.dtype).store_kv(key, value, cache, slot_mapping)
+        assert key.dtype == value.dtype == cache.key.dtype, "the cache has the model's dtype"
         key, value = _rows_of_heads(key), _rows_of_heads(value)
         self._call("store_kv", key.dtype)(
             torch.get_num_threads(), key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0),
@@ -137,6 +138,7 @@ class CpuBackend:
         if q.dtype not in native.SUFFIXES:
             reference = self._fall_back("paged_attention", q.dtype)
             return reference.paged_attention(q, cache, meta, scale=scale, sliding_window=sliding_window)
+        assert q.dtype == cache.key.dtype, "the cache has the model's dtype"
         q = _rows_of_heads(q)
         output = torch.empty(q.shape, dtype=q.dtype)
         given = native.AttentionInput(
