@@ -103,10 +103,12 @@ def ratios_of(figures: Figures, floors: dict[str, float]) -> dict[str, float | N
     lora8, lora64 = figures.median(LORA8_S16, "loraplex"), figures.median(LORA64_S64, "loraplex")
     latency = figures.median(ITL1, "loraplex serve", LATENCY)
     best_s64 = figures.best_peer([BASE_S64, SERVED_S64], needed=NEEDED_PEERS_BASE)
+    best_served = figures.best_peer([SERVED_S64], needed=NEEDED_PEERS)
     return {
         "base_s16_over_best_peer": over(base_s16, figures.best_peer([BASE_S16], needed=NEEDED_PEERS_BASE)),
         "base_s64_over_best_peer": over(base_s64, best_s64),
         "served_s64_over_best_peer": over(figures.median(SERVED_S64, "loraplex serve"), best_s64),
+        "served_s64_over_best_served_peer": over(figures.median(SERVED_S64, "loraplex serve"), best_served),
         "lora8_s16_over_best_peer": over(lora8, figures.best_peer([LORA8_S16], needed=NEEDED_PEERS)),
         "lora8_s16_over_base": over(lora8, base_s16),
         "lora64_s64_over_base": over(lora64, base_s64),

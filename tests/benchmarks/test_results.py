@@ -69,6 +69,7 @@ def test_offline_and_served_both_stand_against_the_best_of_either() -> None:
     )
     assert found["base_s64_over_best_peer"] == pytest.approx(1.5)
     assert found["served_s64_over_best_peer"] == pytest.approx(1.25)
+    assert found["served_s64_over_best_served_peer"] == pytest.approx(1.25)
 
 
 def test_latency_is_compared_with_the_shortest() -> None:
