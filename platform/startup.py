@@ -17,12 +17,12 @@ from loraplex.engine.frontend.generator import Generator
 from loraplex.engine.frontend.source_spec import SourceSpec
 from loraplex.engine.frontend.tokenizer import Tokenizer
 from loraplex.engine.models.base_spec import build_base_spec
+from loraplex.engine.models.resolve import resolve_model
 from loraplex.platform.adapters.registry import AdapterRegistry
 from loraplex.platform.api_keys.bootstrap import bootstrap
 from loraplex.platform.data_folder import make_data_folder
 from loraplex.platform.db.session import Database
 from loraplex.platform.installation import open_installation
-from loraplex.platform.model_folder import find_model_folder
 from loraplex.platform.openai.running import RunningRequests
 from loraplex.platform.services import Services
 from loraplex.platform.settings import Settings
@@ -51,7 +51,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Opened]:
         ConfigurationError: a setting, the model's folder or the secret key cannot work.
         StorageError: the database or the store cannot be reached.
     """
-    folder = await asyncio.to_thread(find_model_folder, settings.model)
+    folder = (await asyncio.to_thread(resolve_model, settings.model)).resolve()
     make_data_folder(settings.data_dir)
     store = ArtifactStore(settings.store_url.get_secret_value(), cache_dir=settings.data_dir / "cache")
     engine = ProcessEngineClient(

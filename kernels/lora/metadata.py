@@ -36,10 +36,6 @@ class Projection(IntEnum):
         return f"{self.name.lower()}_proj"
 
 
-ATTENTION_PROJECTIONS = (Projection.Q, Projection.K, Projection.V, Projection.O)
-MLP_PROJECTIONS = (Projection.GATE, Projection.UP, Projection.DOWN)
-
-
 class WeightedSlot(NamedTuple):
     """A slot id with the mix weight of the adapter that holds it."""
 
