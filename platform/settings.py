@@ -150,7 +150,7 @@ class Settings(DataSettings):
     lora_dtype: DType = Field(
         default="auto",
         description="Type of the adapters in their slots; auto = float32, which holds every adapter as it is. "
-        "bfloat16 takes half the memory and time, and refuses adapters that it would round.",
+        "bfloat16 takes half the memory, and refuses adapters that it would round.",
     )
     max_lora_rank: int = Field(default=256, ge=1, description="Highest rank of an adapter that is accepted.")
     enforce_eager: bool = Field(default=False, description="Run without CUDA graphs.")
